@@ -1,0 +1,119 @@
+#include "data/batches.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "data/order.h"
+#include "kernels/error.h"
+
+namespace onescale {
+namespace {
+
+std::vector<std::string> shard_files(const std::string& dir, const std::string& split) {
+  std::vector<std::string> files;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with(split + "_") && name.ends_with(".bin")) files.push_back(entry->path().string());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
+bool Dataset::exists(const std::string& dir, const std::string& split) {
+  return !shard_files(dir, split).empty();
+}
+
+Dataset::Dataset(const std::string& dir, const std::string& split, const Vocabulary& expected, int threads)
+    : Dataset(shard_files(dir, split), expected, threads, dir + "/" + split + "_*.bin") {}
+
+Dataset::Dataset(const std::vector<std::string>& files, const Vocabulary& expected, int threads)
+    : Dataset(files, expected, threads, files.empty() ? "the list of token files" : files[0]) {}
+
+Dataset::Dataset(const std::vector<std::string>& files, const Vocabulary& expected, int threads,
+                 const std::string& name)
+    : name_(name) {
+  check(!files.empty(), name, ": there are no token files here; make them with `onescale prepare`.");
+  std::int64_t tokens = 0;
+  for (const std::string& file : files) {
+    const Shard& shard = shards_.emplace_back(file, expected, threads);
+    check(shard.vocabulary().hash == shards_[0].vocabulary().hash, file,
+          ": the tokens were made with another tokenizer than those of ", files[0], ": prepare them together.");
+    ends_.push_back(tokens += shard.tokens());
+  }
+}
+
+std::string Dataset::describe() const {
+  return str(name_, ": ", tokens(), " tokens in ", shards_.size(), shards_.size() == 1 ? " shard" : " shards");
+}
+
+void Dataset::read(std::int64_t first, std::int64_t count, std::int32_t* ids, std::uint8_t* no_target) const {
+  check(first >= 0 && count >= 0 && first + count <= tokens(), name_, ": tokens ", first, " to ", first + count,
+        " were asked for but there are ", tokens(), ".");
+  auto shard = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), first) - ends_.begin());
+  while (count > 0) {
+    const std::int64_t begin = first - (ends_[shard] - shards_[shard].tokens());
+    const std::int64_t n = std::min(count, shards_[shard].tokens() - begin);
+    shards_[shard].read(begin, n, ids);
+    shards_[shard].read_mask(begin, n, no_target);
+    ids += n, no_target += n, first += n, count -= n, ++shard;
+  }
+}
+
+Batches::Batches(const Dataset& dataset, std::int64_t seq_len, std::uint64_t seed, SampleOrder order)
+    : dataset_(dataset), seq_len_(seq_len), seed_(seed), order_(order) {
+  check_usage(seq_len > 0, "seq_len is ", seq_len, " but must be positive.");
+  const bool whole = order == SampleOrder::shuffled;
+  const std::int64_t needed = whole ? seq_len + 1 : 2;
+  check(tokens() >= needed, dataset.describe(), ", but ", whole ? str("one row of seq_len ", seq_len) : "evaluation",
+        " needs ", needed, ": prepare more text", whole ? " or lower seq_len." : ".");
+  windows_ = (tokens() - 1 + (whole ? 0 : seq_len - 1)) / seq_len;
+}
+
+void Batches::require_rows(std::int64_t global_batch) const {
+  check(windows_ >= global_batch, dataset_.describe(), ", which are ", windows_, " rows of seq_len ", seq_len_,
+        ", but a step takes ", global_batch, ": prepare more text, or lower global_batch or seq_len.");
+}
+
+Batch Batches::read(std::int64_t first_sample, std::int64_t count) const {
+  check(first_sample >= 0 && count >= 0, "Rows ", first_sample, " to ", first_sample + count,
+        " of the data do not exist.");
+  Batch batch{count, seq_len_, first_sample, {}, {}, 0};
+  const auto size = static_cast<std::size_t>(count * seq_len_);
+  batch.ids.resize(size);
+  batch.labels.assign(size, ignored_label);
+  std::vector<std::int32_t> window(static_cast<std::size_t>(seq_len_) + 1);
+  std::vector<std::uint8_t> no_target(window.size());
+  for (std::int64_t row = 0; row < count; ++row) {
+    const std::int64_t sample = first_sample + row;
+    const std::int64_t number =
+        order_ == SampleOrder::shuffled ? window_of_sample(sample, windows_, seed_) : sample % windows_;
+    const std::int64_t begin = number * seq_len_, n = std::min(seq_len_ + 1, tokens() - begin);
+    dataset_.read(begin, n, window.data(), no_target.data());
+    std::int32_t* ids = batch.ids.data() + row * seq_len_;
+    std::int32_t* labels = batch.labels.data() + row * seq_len_;
+    std::copy_n(window.data(), std::min(n, seq_len_), ids);
+    for (std::int64_t t = 0; t + 1 < n; ++t) {
+      const auto target = static_cast<std::size_t>(t + 1);
+      if (no_target[target] != 0) continue;
+      labels[t] = window[target];
+      ++batch.good_tokens;
+    }
+  }
+  return batch;
+}
+
+Batch Batches::rows(std::int64_t first_sample, std::int64_t count) {
+  if (next_.valid() && next_first_ == first_sample && next_count_ == count) return next_.get();
+  return read(first_sample, count);
+}
+
+void Batches::prefetch(std::int64_t first_sample, std::int64_t count) {
+  next_first_ = first_sample;
+  next_count_ = count;
+  next_ = std::async(std::launch::async, [this, first_sample, count] { return read(first_sample, count); });
+}
+
+}  // namespace onescale

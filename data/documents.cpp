@@ -1,0 +1,134 @@
+#include "data/documents.h"
+
+#include <fnmatch.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <filesystem>
+#include <iterator>
+
+#include "kernels/error.h"
+#include "parallel/json.h"
+
+namespace onescale {
+namespace fs = std::filesystem;
+namespace {
+
+bool is_json_lines(const std::string& path) {
+  return path.ends_with(".jsonl") || path.ends_with(".ndjson");
+}
+
+bool matches(const std::vector<std::string>& patterns, const std::string& path_below, const std::string& name) {
+  return patterns.empty() || std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+           const std::string& subject = pattern.find('/') == std::string::npos ? name : path_below;
+           return fnmatch(pattern.c_str(), subject.c_str(), 0) == 0;
+         });
+}
+
+// Paths of the files below a directory, sorted. Links to files count, links to directories do not, so no walk is
+// endless.
+std::vector<std::string> walk(const std::string& dir, const std::vector<std::string>& patterns) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  fs::recursive_directory_iterator entry(dir, error);
+  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    std::error_code ignored;
+    if (name.starts_with(".")) {
+      entry.disable_recursion_pending();
+    } else if (entry->is_regular_file(ignored) &&
+               matches(patterns, entry->path().lexically_relative(dir).string(), name)) {
+      paths.push_back(entry->path().string());
+    }
+  }
+  check(!error, dir, ": the directory cannot be read (", error.message(), ").");
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+}  // namespace
+
+Documents::Documents(const std::vector<std::string>& inputs, const std::vector<std::string>& patterns) {
+  check_usage(!inputs.empty(), "No input was given: name files or directories.");
+  for (const std::string& input : inputs) {
+    std::error_code error;
+    const fs::file_status status = fs::status(input, error);
+    check_usage(fs::exists(status), input, ": the input does not exist.");
+    for (const std::string& path : fs::is_directory(status) ? walk(input, patterns) : std::vector<std::string>{input}) {
+      const std::uintmax_t bytes = fs::file_size(path, error);
+      check(!error, path, ": the file cannot be read (", error.message(), ").");
+      files_.push_back({path, static_cast<std::int64_t>(bytes)});
+      bytes_ += static_cast<std::int64_t>(bytes);
+    }
+  }
+  std::string wanted;
+  for (const std::string& pattern : patterns) wanted += (wanted.empty() ? "" : " ") + pattern;
+  check_usage(bytes_ > 0, "The inputs (first ", inputs[0], ") hold ", files_.size(), " files",
+              patterns.empty() ? "" : " that match ", wanted, " and no bytes: there is nothing to prepare.");
+}
+
+void Documents::rewind() {
+  file_ = 0;
+  line_ = bytes_read_ = 0;
+  lines_ = {};
+}
+
+bool Documents::next(Document& document) {
+  for (; file_ < files_.size(); ++file_) {
+    const std::string& path = files_[file_].path;
+    if (is_json_lines(path)) {
+      if (next_line(document)) return true;
+      continue;
+    }
+    std::ifstream file(path, std::ios::binary);
+    document.text.assign(std::istreambuf_iterator<char>(file), {});
+    check(file.is_open() && !file.bad(), path, ": the file cannot be read.");
+    document.prompt_bytes = 0;
+    document.source = path;
+    bytes_read_ += std::ssize(document.text);
+    if (document.text.empty()) continue;
+    ++file_;
+    return true;
+  }
+  return false;
+}
+
+bool Documents::next_line(Document& document) {
+  const std::string& path = files_[file_].path;
+  if (!lines_.is_open()) {
+    lines_.open(path, std::ios::binary);
+    check(lines_.is_open(), path, ": the file cannot be read.");
+    line_ = 0;
+  }
+  std::string line;
+  while (std::getline(lines_, line)) {
+    bytes_read_ += std::ssize(line) + 1;
+    ++line_;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    document.source = str(path, " line ", line_);
+    const Json json = Json::parse(line, document.source);
+    check(json.is_object() && (json.has("text") || (json.has("prompt") && json.has("completion"))), document.source,
+          ": expected an object with \"text\", or with \"prompt\" and \"completion\".");
+    document.text = json.has("text") ? json.at("text").string() : json.at("prompt").string();
+    document.prompt_bytes = 0;
+    if (!json.has("text")) {
+      document.prompt_bytes = document.text.size();
+      document.text += json.at("completion").string();
+    }
+    if (!document.text.empty()) return true;
+  }
+  check(!lines_.bad(), path, ": the file cannot be read.");
+  lines_ = {};
+  return false;
+}
+
+std::string Documents::fingerprint() const {
+  std::string list;
+  for (const File& file : files_) list += str(file.path, '\0', file.bytes, '\0');
+  char hex[17];
+  std::snprintf(hex, sizeof hex, "%016" PRIx64, static_cast<std::uint64_t>(XXH3_64bits(list.data(), list.size())));
+  return hex;
+}
+
+}  // namespace onescale

@@ -1,0 +1,47 @@
+// Fill-in-the-middle (Bavarian et al. 2022) of whole documents, before they are packed. Cuts lie on bytes and, in UTF-8
+// text, never inside a character; the three parts are encoded separately and together are the document.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "data/tokenizer.h"
+#include "kernels/philox.h"
+
+namespace onescale {
+
+// Draws for document number `document` are philox({document low word, high word, what, Site::fim}, seed).
+enum class DocumentDraw : std::uint32_t { mode = 0, cuts = 1, split = 2 };
+Philox document_draw(std::uint64_t seed, std::int64_t document, DocumentDraw what);
+
+struct FimRates {
+  double fim = 0.5;  // documents that are transformed
+  double spm = 0.5;  // of these: suffix first
+};
+
+enum class FimMode : std::uint8_t { none, psm, spm };
+
+// document = prefix + middle + suffix, each possibly empty; with mode none the document is `prefix`.
+struct FimParts {
+  FimMode mode = FimMode::none;
+  std::string_view prefix, middle, suffix;
+};
+
+// Whether and where a document is cut: a function of (seed, document number, its bytes).
+FimParts fim_split(std::string_view text, const FimRates& rates, std::uint64_t seed, std::int64_t document);
+
+// One stretch of a transformed document: a special id, or text to encode when id is -1.
+struct FimSegment {
+  std::int32_t id = -1;
+  std::string_view text;
+};
+
+// none: prefix. psm: <fim_prefix> prefix <fim_suffix> suffix <fim_middle> middle. spm (the paper's variant 2):
+// <fim_prefix> <fim_suffix> suffix <fim_middle> prefix middle. Throws UsageError when the tokenizer lacks the symbols.
+std::vector<FimSegment> fim_segments(const FimParts& parts, const Tokenizer& tokenizer);
+
+// The prompt after which a model writes the middle: <fim_prefix> prefix <fim_suffix> suffix <fim_middle>.
+std::vector<std::int32_t> infill_prompt(const Tokenizer& tokenizer, std::string_view prefix, std::string_view suffix);
+
+}  // namespace onescale

@@ -1,0 +1,173 @@
+// Attention, forward: every task takes some rows of queries through all keys that they see, block by block, and keeps a running
+// maximum and denominator (Milakov and Gimelshein 2018, Rabe and Staats 2021).
+#include <omp.h>
+
+#include <cmath>
+
+#include "kernels/arguments.h"
+#include "kernels/cpu/attention_tile.h"
+#include "kernels/cpu/cpu_device.h"
+
+namespace onescale {
+namespace cpu {
+
+void check_like(const char* operation, const char* name, const Tensor& t, const Tensor& like) {
+  check(t.rank == like.rank && t.shape == like.shape && t.dtype == like.dtype, operation, ": ", name, " is ", t.describe(), ", but needs to be ", like.describe());
+  check(t.dim(-1) <= 1 || t.stride[3] == 1, operation, ": the last axis of ", name, " has stride ", t.stride[3], " and must be contiguous");
+}
+
+double check_attention(const char* operation, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const Visible& visible,
+                       const Dropout& dropout) {
+  check(q.rank == 4 && (q.dtype == DType::float32 || q.dtype == DType::bfloat16), operation, ": q must be float32 or bfloat16 [B, n_q, h, d], not ",
+        q.describe());
+  check(k.rank == 4, operation, ": k must be [B, n_k, h_kv, d], not ", k.describe());
+  const std::int64_t B = q.dim(0), n_q = q.dim(1), h = q.dim(2), d = q.dim(3), n_k = k.dim(1);
+  check(k.dim(0) == B && k.dim(3) == d && (k.dim(2) == 1 || k.dim(2) == h), operation, ": k ", k.describe(),
+        " does not fit q ", q.describe(), "; it needs the same batch and head size, and 1 or as many heads");
+  check_like(operation, "q", q, q), check_like(operation, "v", v, k);
+  Tensor k_as_q = k;
+  k_as_q.dtype = q.dtype;
+  check_like(operation, "k", k, k_as_q);
+  expect(operation, "lse", lse, DType::float32, {B, n_q, h});
+  expect(operation, "the first visible keys", visible.first, DType::int32, {B, n_q});
+  expect(operation, "the last visible keys", visible.last, DType::int32, {B, n_q});
+  check(dropout.p >= 0 && dropout.p < 1, operation, ": the dropout probability ", dropout.p, " must be at least 0 and below 1");
+  if (dropout.p > 0) expect(operation, "positions", dropout.positions, DType::int32, {B, n_q});
+  const auto* first = visible.first.as<std::int32_t>();
+  const auto* last = visible.last.as<std::int32_t>();
+  double pairs = 0;
+  if (first == nullptr) return static_cast<double>(B * n_q * h) * static_cast<double>(n_k) / (n_q == n_k ? 2 : 1);
+  for (std::int64_t i = 0; i < B * n_q; ++i)
+    pairs += static_cast<double>(std::max<std::int64_t>(std::min<std::int64_t>(last[i], n_k - 1) - std::max(first[i], 0) + 1, 0));
+  return pairs * static_cast<double>(h);
+}
+
+namespace {
+
+// A score may exceed the running maximum by this (in powers of 2) before the maximum is raised and what was added is rescaled.
+constexpr float slack = 8;
+
+// Rows of a task: enough to make the packing of a block of keys cheap, few enough for tasks to go round. Depends on shapes only.
+std::int64_t rows_of_task(std::int64_t rows, std::int64_t groups) {
+  const std::int64_t most = std::clamp<std::int64_t>(rows * groups / 24, 48, 264), tasks = (rows + most - 1) / most;
+  return ((rows + tasks - 1) / tasks + register_rows - 1) / register_rows * register_rows;
+}
+
+struct Tile {
+  float *q, *o, *k, *v, *s, *max;
+  f16x* sum;
+  Seen *row, *group;
+  Tile(Arena& arena, std::int64_t rows, std::int64_t d)
+      : q(arena.take<float>(rows * padded(d))), o(arena.take<float>(rows * padded(d))), k(arena.take<float>(d * key_block)),
+        v(arena.take<float>(key_block * padded(d))), s(arena.take<float>(register_rows * key_block)), max(arena.take<float>(rows)),
+        sum(arena.take<f16x>(rows)), row(arena.take<Seen>(rows)), group(arena.take<Seen>(rows / register_rows + 1)) {}
+};
+
+// A row of scores of the keys from `key` on, times c, becomes probabilities that are not yet divided by their sum.
+template <bool Masked>
+void softmax_row(const Tile& t, std::int64_t r, std::int64_t width, const float* s, float* p, std::int64_t key, float c) {
+  constexpr std::int64_t n = key_block / lanes;
+  f16x x[n];
+  for (std::int64_t j = 0; j < n; ++j) {
+    x[j] = load(s + j * lanes) * splat(c);
+    if constexpr (Masked) x[j] = select(visible_lanes(t.row[r], key + j * lanes), x[j], splat(-__builtin_inff()));
+  }
+  f16x most = x[0];
+  for (std::int64_t j = 1; j < n; ++j) most = max(most, x[j]);
+  const float high = max(most);
+  float top = t.max[r];
+  f16x total = t.sum[r];
+  if (high > top + slack) {
+    const f16x shrink = exp2(splat(top - high));
+    t.max[r] = top = high;
+    total *= shrink;
+    for (std::int64_t i = 0; i < width; i += lanes) store(t.o + r * width + i, load(t.o + r * width + i) * shrink);
+  }
+  for (std::int64_t j = 0; j < n; ++j) {
+    x[j] = exp2(x[j] - splat(top));
+    total += x[j];
+    store(p + j * lanes, x[j]);
+  }
+  t.sum[r] = total;
+}
+
+template <class T>
+struct Forward {
+  HeadView<T> o, q, k, v;
+  float* lse;
+  std::int64_t n_k, d, h;
+  float c;  // scores times this are powers of 2
+  const Visible& visible;
+  const Dropout& dropout;
+
+  void run(const Rows& rows, std::int64_t kv_head, const Tile& t) const {
+    const std::int64_t width = padded(d);
+    const Seen whole = see(visible, n_k, rows, t.row, t.group);
+    pack(t.q, width, rows.count, d, [&](std::int64_t r) { return q(rows.b, rows.query(r), rows.head(r)); });
+    std::fill_n(t.o, rows.count * width, 0.0f);
+    std::fill_n(t.max, rows.count, -1e30f);  // finite, so that a row without keys does not subtract infinities
+    std::fill_n(t.sum, rows.count, f16x{});
+    std::fill_n(t.v, key_block * width, 0.0f);
+    const KeyDropout draws(dropout);
+    for (std::int64_t key = whole.lo / key_block * key_block; key < whole.hi; key += key_block) {
+      const std::int64_t keys = std::min(key_block, n_k - key);
+      pack_transposed(t.k, keys, d, [&](std::int64_t j) { return k(rows.b, key + j, kv_head); });
+      pack(t.v, width, keys, d, [&](std::int64_t j) { return v(rows.b, key + j, kv_head); });
+      for (std::int64_t r = 0; r < rows.count; r += register_rows) {
+        const Seen& seen = t.group[r / register_rows];
+        if (!seen.any(key, key + keys)) continue;
+        const std::int64_t high = std::min(register_rows, rows.count - r);
+        const std::int64_t begin = std::max(seen.lo - key, std::int64_t{0}), end = std::min(seen.hi - key, keys);
+        const std::int64_t lo = begin / lanes, hi = (end + lanes - 1) / lanes;
+        product<false>(high, hi - lo, d, t.q + r * width, width, t.k + lo * lanes, key_block, t.s + lo * lanes, key_block, false);
+        for (std::int64_t i = 0; i < high; ++i) {
+          float* s = t.s + i * key_block;
+          if (t.row[r + i].all(key, key + key_block)) softmax_row<false>(t, r + i, width, s, s, key, c);
+          else softmax_row<true>(t, r + i, width, s, s, key, c);
+          if (dropout.p > 0) {
+            const Philox16 words = draws.words(rows, r + i, key);
+            for (std::int64_t j = 0; j < key_block / lanes; ++j) store(s + j * lanes, select(draws.keep(words.w[j]), load(s + j * lanes), f16x{}));
+          }
+        }
+        product<false>(high, width / lanes, end - begin, t.s + begin, key_block, t.v + begin * width, width, t.o + r * width, width, true);
+      }
+    }
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      const float total = sum(t.sum[r]);
+      const float scale = total == 0 ? 0 : 1 / (total * (1 - dropout.p));
+      lse[(rows.b * visible.first.dim(1) + rows.query(r)) * h + rows.head(r)] =
+          total == 0 ? -__builtin_inff() : t.max[r] * ln_2 + std::log(total);
+      T* to = o(rows.b, rows.query(r), rows.head(r));
+      each_vector(d, [&](std::int64_t i, auto part) { part.store(to + i, load(t.o + r * width + i) * splat(scale)); });
+    }
+  }
+};
+
+}  // namespace
+}  // namespace cpu
+
+void CpuDevice::attention(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, float scale, const Visible& visible, const Dropout& dropout) {
+  const double pairs = cpu::check_attention("attention", q, k, v, lse, visible, dropout);
+  const std::int64_t B = q.dim(0), n_q = q.dim(1), h = q.dim(2), d = q.dim(3), h_kv = k.dim(2), heads = h / h_kv;
+  cpu::check_like("attention", "o", o, q);
+  const std::int64_t rows = n_q * heads, task_rows = cpu::rows_of_task(rows, B * h_kv), chunks = (rows + task_rows - 1) / task_rows;
+  cpu::Arena measure{nullptr};
+  cpu::Tile(measure, task_rows, d);
+  const Run run(*this, "attention", 4 * pairs * static_cast<double>(d),
+                static_cast<double>(o.bytes() + q.bytes() + k.bytes() + v.bytes() + lse.bytes()), measure.used * threads_);
+  if (!run) return;
+  cpu::with_storage(q.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    const cpu::Forward<T> forward{cpu::HeadView<T>(o), cpu::HeadView<T>(q), cpu::HeadView<T>(k), cpu::HeadView<T>(v), lse.as<float>(), k.dim(1), d, h,
+                                  scale * cpu::log2_e, visible, dropout};
+#pragma omp parallel for num_threads(threads_) schedule(dynamic)
+    for (std::int64_t task = B * h_kv * chunks - 1; task >= 0; --task) {  // the last rows see most and go first
+      const std::int64_t chunk = task / (B * h_kv), b = task % (B * h_kv) / h_kv, kv_head = task % h_kv;
+      cpu::Arena arena{run.scratch() + measure.used * omp_get_thread_num()};
+      const cpu::Rows part{b, kv_head * heads, heads, chunk * task_rows, std::min(task_rows, rows - chunk * task_rows)};
+      forward.run(part, kv_head, cpu::Tile(arena, task_rows, d));
+    }
+  });
+}
+
+}  // namespace onescale

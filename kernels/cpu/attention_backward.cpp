@@ -1,0 +1,197 @@
+// Attention, backward (Dao 2022): the probabilities are computed again from the scores and lse. A task owns some heads of one
+// K/V head; it goes through the blocks of keys in order, so every sum has one order. Where several tasks share a K/V head, each adds up its own
+// dk and dv, which are summed in the order of the tasks at the end.
+#include <omp.h>
+
+#include <tuple>
+
+#include "kernels/arguments.h"
+#include "kernels/cpu/attention_tile.h"
+#include "kernels/cpu/cpu_device.h"
+
+namespace onescale {
+namespace cpu {
+namespace {
+
+// Rows of a tile.
+constexpr std::int64_t row_block = 16 * register_rows;
+
+// Tasks that share a K/V head: enough for tasks to go round, since each costs n_k * d floats twice. Depends on shapes only.
+std::int64_t tasks_of_kv_head(std::int64_t heads, std::int64_t kv_heads) {
+  const std::int64_t tasks = std::min(heads, (12 + kv_heads - 1) / kv_heads), each = (heads + tasks - 1) / tasks;
+  return (heads + each - 1) / each;
+}
+
+struct Tile {
+  float *dq, *lse, *delta;            // of all rows
+  float *k_t, *v_t, *k, *dk, *dv;     // of a block of keys
+  float *q, *do_, *p, *ds;            // of a block of rows, and of both
+  Seen *row, *group;
+  Tile(Arena& a, std::int64_t rows, std::int64_t d)
+      : dq(a.take<float>(rows * padded(d))), lse(a.take<float>(rows)), delta(a.take<float>(rows)), k_t(a.take<float>(d * key_block)),
+        v_t(a.take<float>(d * key_block)), k(a.take<float>(key_block * padded(d))), dk(a.take<float>(key_block * padded(d))),
+        dv(a.take<float>(key_block * padded(d))), q(a.take<float>(row_block * padded(d))), do_(a.take<float>(row_block * padded(d))),
+        p(a.take<float>(row_block * key_block)), ds(a.take<float>(row_block * key_block)), row(a.take<Seen>(rows)),
+        group(a.take<Seen>(rows / register_rows + 1)) {}
+};
+
+template <class T>
+struct Backward {
+  HeadView<T> dq, dk, dv, do_, o, q, k, v;
+  const float* lse;
+  std::int64_t n_q, n_k, d, h;
+  float scale;
+  const Visible& visible;
+  const Dropout& dropout;
+  KeyDropout draws;
+  std::int64_t width = padded(d);
+
+  // Scores s and dp of row r, vectors [lo, hi) of the block at `key`, become probabilities (dropped) and the gradient of the scores.
+  void softmax_row(const Tile& t, const Rows& rows, std::int64_t r, float* s, float* dp, std::int64_t key, std::int64_t lo, std::int64_t hi) const {
+    constexpr i16x lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Seen& seen = t.row[r];
+    const bool masked = !seen.all(key + lo * lanes, key + hi * lanes);
+    const auto first = static_cast<std::int32_t>(seen.lo - key), end = static_cast<std::int32_t>(seen.hi - key);
+    const f16x c = splat(scale * log2_e), lse_of_row = splat(t.lse[r]), delta = splat(t.delta[r]), kept = splat(1 / (1 - dropout.p));
+    Philox16 words;
+    if (dropout.p > 0) words = draws.words(rows, r, key);
+    for (std::int64_t j = 0; j < key_block / lanes; ++j) {
+      f16x p{}, dropped{}, g{};
+      if (lo <= j && j < hi) {
+        f16x x = load(s + j * lanes) * c - lse_of_row;
+        if (masked) {
+          const i16x at = lane + static_cast<std::int32_t>(j * lanes);
+          x = select((at >= first) & (at < end), x, splat(-__builtin_inff()));
+        }
+        p = dropped = exp2(x), g = load(dp + j * lanes);
+        if (dropout.p > 0) {
+          const i16x keep = draws.keep(words.w[j]);
+          dropped = select(keep, p * kept, f16x{}), g = select(keep, g * kept, f16x{});
+        }
+      }
+      store(s + j * lanes, dropped);
+      store(dp + j * lanes, p * (g - delta));
+    }
+  }
+
+  // The gradients of the block of keys at `key` from all rows.
+  void block(const Rows& rows, const Tile& t, std::int64_t key, std::int64_t keys) const {
+    std::fill_n(t.dk, key_block * width, 0.0f);
+    std::fill_n(t.dv, key_block * width, 0.0f);
+    for (std::int64_t r0 = 0; r0 < rows.count; r0 += row_block) {
+      const std::int64_t n = std::min(row_block, rows.count - r0), groups = (n + register_rows - 1) / register_rows;
+      const Seen* group = t.group + r0 / register_rows;
+      Seen seen;
+      for (std::int64_t g = 0; g < groups; ++g) seen.add(group[g]);
+      if (!seen.any(key, key + keys)) continue;
+      const auto row_of = [&](const HeadView<T>& x) { return [&, r0](std::int64_t r) { return x(rows.b, rows.query(r0 + r), rows.head(r0 + r)); }; };
+      pack(t.q, width, n, d, row_of(q));
+      pack(t.do_, width, n, d, row_of(do_));
+      for (std::int64_t g = 0; g < groups; ++g) {
+        const std::int64_t r = g * register_rows, high = std::min(register_rows, n - r);
+        float *s = t.p + r * key_block, *ds = t.ds + r * key_block;
+        const std::int64_t begin = std::clamp<std::int64_t>(group[g].lo - key, 0, keys), end = std::clamp<std::int64_t>(group[g].hi - key, begin, keys);
+        const std::int64_t lo = begin / lanes, hi = begin < end ? (end + lanes - 1) / lanes : lo;
+        product<false>(high, hi - lo, d, t.q + r * width, width, t.k_t + lo * lanes, key_block, s + lo * lanes, key_block, false);
+        product<false>(high, hi - lo, d, t.do_ + r * width, width, t.v_t + lo * lanes, key_block, ds + lo * lanes, key_block, false);
+        for (std::int64_t i = 0; i < high; ++i) softmax_row(t, rows, r0 + r + i, s + i * key_block, ds + i * key_block, key, lo, hi);
+        product<false>(high, width / lanes, end - begin, ds + begin, key_block, t.k + begin * width, width, t.dq + (r0 + r) * width, width, true);
+      }
+      for (std::int64_t j = 0; j < keys; j += register_rows) {  // these keys, from the rows that see one of them
+        const std::int64_t high = std::min(register_rows, keys - j);
+        std::int64_t first = 0, end = groups;
+        while (first < groups && !group[first].any(key + j, key + j + high)) ++first;
+        while (end > first && !group[end - 1].any(key + j, key + j + high)) --end;
+        first *= register_rows, end = std::min(end * register_rows, n);
+        if (first >= end) continue;
+        product<true>(high, width / lanes, end - first, t.p + first * key_block + j, key_block, t.do_ + first * width, width, t.dv + j * width, width, true);
+        product<true>(high, width / lanes, end - first, t.ds + first * key_block + j, key_block, t.q + first * width, width, t.dk + j * width, width, true);
+      }
+    }
+  }
+
+  // dk and dv go to `partial` [2, n_k, width] when given.
+  void run(const Rows& rows, std::int64_t kv_head, float* partial, const Tile& t) const {
+    see(visible, n_k, rows, t.row, t.group);
+    std::fill_n(t.dq, rows.count * width, 0.0f);
+    std::fill_n(t.k, key_block * width, 0.0f);
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      const std::int64_t i = rows.query(r), head = rows.head(r);
+      f16x delta{};
+      each_vector(d, [&, x = do_(rows.b, i, head), y = o(rows.b, i, head)](std::int64_t j, auto part) { delta += part.load(x + j) * part.load(y + j); });
+      t.delta[r] = sum(delta);
+      t.lse[r] = lse[(rows.b * n_q + i) * h + head] * log2_e;
+    }
+    for (std::int64_t key = 0; key < n_k; key += key_block) {
+      const std::int64_t keys = std::min(key_block, n_k - key);
+      const auto k_row = [&](std::int64_t j) { return k(rows.b, key + j, kv_head); };
+      pack_transposed(t.k_t, keys, d, k_row);
+      pack_transposed(t.v_t, keys, d, [&](std::int64_t j) { return v(rows.b, key + j, kv_head); });
+      pack(t.k, width, keys, d, k_row);
+      block(rows, t, key, keys);
+      for (std::int64_t j = 0; j < keys; ++j) {
+        if (partial) {
+          std::copy_n(t.dk + j * width, width, partial + (key + j) * width);
+          std::copy_n(t.dv + j * width, width, partial + (n_k + key + j) * width);
+        } else {
+          write(dk(rows.b, key + j, kv_head), t.dk + j * width, scale);
+          write(dv(rows.b, key + j, kv_head), t.dv + j * width, 1);
+        }
+      }
+    }
+    for (std::int64_t r = 0; r < rows.count; ++r) write(dq(rows.b, rows.query(r), rows.head(r)), t.dq + r * width, scale);
+  }
+
+  void write(T* to, const float* from, float factor) const {
+    each_vector(d, [&](std::int64_t i, auto part) { part.store(to + i, load(from + i) * splat(factor)); });
+  }
+
+  // Key j of a K/V head from the parts of its tasks; destroys the first part.
+  void add_partials(std::int64_t b, std::int64_t kv_head, std::int64_t j, std::int64_t tasks, float* partial) const {
+    for (std::int64_t which = 0; which < 2; ++which) {
+      float* total = partial + (which * n_k + j) * width;
+      for (std::int64_t task = 1; task < tasks; ++task)
+        for (std::int64_t i = 0; i < width; i += lanes) store(total + i, load(total + i) + load(total + task * 2 * n_k * width + i));
+      write(which ? dv(b, j, kv_head) : dk(b, j, kv_head), total, which ? 1 : scale);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace cpu
+
+void CpuDevice::attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor do_, Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, float scale,
+                                   const Visible& visible, const Dropout& dropout) {
+  const double pairs = cpu::check_attention("attention_backward", q, k, v, lse, visible, dropout);
+  for (const auto& [name, t, like] : {std::tuple{"dq", dq, q}, {"dk", dk, k}, {"dv", dv, v}, {"do", do_, q}, {"o", o, q}})
+    cpu::check_like("attention_backward", name, t, like);
+  const std::int64_t B = q.dim(0), n_q = q.dim(1), h = q.dim(2), d = q.dim(3), n_k = k.dim(1), h_kv = k.dim(2);
+  const std::int64_t shared = h / h_kv, tasks = cpu::tasks_of_kv_head(shared, B * h_kv), heads = (shared + tasks - 1) / tasks;
+  const std::int64_t part = 2 * n_k * cpu::padded(d);
+  cpu::Arena arena{nullptr};
+  cpu::Tile(arena, n_q * heads, d);
+  const std::int64_t tile = arena.used, partials = tasks > 1 ? B * h_kv * tasks * part * 4 : 0;
+  const Run run(*this, "attention_backward", 10 * pairs * static_cast<double>(d),
+                static_cast<double>(4 * q.bytes() + 2 * k.bytes() + 2 * v.bytes() + lse.bytes()), tile * threads_ + partials);
+  if (!run) return;
+  cpu::with_storage(q.dtype, [&](auto storage) {
+    using View = cpu::HeadView<decltype(storage)>;
+    const cpu::Backward<decltype(storage)> backward{View(dq), View(dk), View(dv), View(do_), View(o), View(q), View(k), View(v), lse.as<float>(), n_q, n_k, d, h,
+                                  scale, visible, dropout, cpu::KeyDropout(dropout)};
+    float* partial = tasks > 1 ? reinterpret_cast<float*>(run.scratch() + tile * threads_) : nullptr;
+#pragma omp parallel for num_threads(threads_) schedule(dynamic)
+    for (std::int64_t i = 0; i < B * h_kv * tasks; ++i) {
+      const std::int64_t b = i / (h_kv * tasks), kv_head = i / tasks % h_kv, first = i % tasks * heads, count = std::min(heads, shared - first);
+      cpu::Arena own{run.scratch() + tile * omp_get_thread_num()};
+      backward.run({b, kv_head * shared + first, count, 0, n_q * count}, kv_head, partial ? partial + i * part : nullptr, cpu::Tile(own, n_q * heads, d));
+    }
+    if (!partial) return;
+#pragma omp parallel for num_threads(threads_)
+    for (std::int64_t i = 0; i < B * h_kv * n_k; ++i) {
+      const std::int64_t b = i / (h_kv * n_k), kv_head = i / n_k % h_kv;
+      backward.add_partials(b, kv_head, i % n_k, tasks, partial + (b * h_kv + kv_head) * tasks * part);
+    }
+  });
+}
+
+}  // namespace onescale

@@ -1,0 +1,205 @@
+// What the forward and the backward pass of attention share: the rows of a tile and the keys they see, packing, products of tiles
+// in registers, and the draws of dropout. Tiles are float32 whatever the storage type.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "kernels/cpu/loops.h"
+#include "kernels/cpu/vec_philox.h"
+#include "kernels/device.h"
+
+namespace onescale::cpu {
+
+// Keys of a tile. Tiles begin at multiples of it, so that the sixteen draws of one philox16() serve one row of a tile.
+inline constexpr std::int64_t key_block = 64;
+// A product keeps at most this many rows and vectors of its result in registers.
+inline constexpr std::int64_t register_rows = 6, register_vectors = register_bytes == 64 ? 4 : 1;
+
+inline constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
+
+inline std::int64_t padded(std::int64_t d) { return (d + lanes - 1) / lanes * lanes; }
+
+// Hands out aligned pieces of scratch; without a base it only measures.
+struct Arena {
+  char* base;
+  std::int64_t used = 0;
+  template <class T>
+  T* take(std::int64_t count) {
+    const std::int64_t at = used;
+    used += (count * static_cast<std::int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return base ? reinterpret_cast<T*>(base + at) : nullptr;
+  }
+};
+
+// A tensor [B, n, h, d] by (batch row, token, head).
+template <class T>
+struct HeadView {
+  T* data;
+  std::int64_t batch, token, head;
+  explicit HeadView(const Tensor& t) : data(t.as<T>()), batch(t.stride[0]), token(t.stride[1]), head(t.stride[2]) {}
+  T* operator()(std::int64_t b, std::int64_t i, std::int64_t h) const { return data + b * batch + i * token + h * head; }
+};
+
+// Queries that share a K/V head, folded: row r is query r / heads of head first_head + r % heads.
+struct Rows {
+  std::int64_t b, first_head, heads, begin, count;
+  std::int64_t query(std::int64_t r) const { return (begin + r) / heads; }
+  std::int64_t head(std::int64_t r) const { return first_head + (begin + r) % heads; }
+};
+
+// The keys that rows see: some row those in [lo, hi), every row those in [all_lo, all_hi).
+struct Seen {
+  std::int64_t lo = std::numeric_limits<std::int64_t>::max(), hi = 0, all_lo = 0, all_hi = std::numeric_limits<std::int64_t>::max();
+  void add(const Seen& other) {
+    if (other.lo < other.hi) lo = std::min(lo, other.lo), hi = std::max(hi, other.hi);
+    all_lo = std::max(all_lo, other.all_lo), all_hi = std::min(all_hi, other.all_hi);
+  }
+  bool any(std::int64_t begin, std::int64_t end) const { return lo < end && begin < hi; }
+  bool all(std::int64_t begin, std::int64_t end) const { return all_lo <= begin && end <= all_hi; }
+};
+
+// Which of sixteen keys from `key` on a row sees.
+inline i16x visible_lanes(const Seen& row, std::int64_t key) {
+  constexpr i16x lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return (lane >= static_cast<std::int32_t>(row.lo - key)) & (lane < static_cast<std::int32_t>(row.hi - key));
+}
+
+// Fills one entry a row and one a group of register_rows rows, and returns the whole.
+inline Seen see(const Visible& visible, std::int64_t n_k, const Rows& rows, Seen* row, Seen* group) {
+  const std::int64_t base = rows.b * visible.first.dim(1);
+  Seen whole;
+  for (std::int64_t r = 0; r < rows.count; ++r) {
+    const std::int64_t first = visible.first.as<std::int32_t>()[base + rows.query(r)], last = visible.last.as<std::int32_t>()[base + rows.query(r)];
+    row[r].lo = row[r].all_lo = std::max<std::int64_t>(first, 0);
+    row[r].hi = row[r].all_hi = std::min(last + 1, n_k);
+    Seen& g = group[r / register_rows];
+    if (r % register_rows == 0) g = Seen{};
+    g.add(row[r]);
+  }
+  for (std::int64_t g = 0; g * register_rows < rows.count; ++g) whole.add(group[g]);
+  return whole;
+}
+
+// c[r][j] = (add ? c[r][j] : 0) + sum over k of a(r, k) * b[k][j], for R rows and C vectors of j; a(r, k) is a[r * lda + k], or
+// a[k * lda + r] when Transposed.
+template <int R, int C, bool Transposed>
+void product_in_registers(std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
+                          bool add) {
+  f16x sum[R][C];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int j = 0; j < C; ++j) sum[r][j] = add ? load(c + r * ldc + j * lanes) : f16x{};
+  }
+  for (; k > 0; --k) {
+    f16x v[C];
+#pragma GCC unroll 8
+    for (int j = 0; j < C; ++j) v[j] = load(b + j * lanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const f16x u = splat(Transposed ? a[r] : a[r * lda]);
+#pragma GCC unroll 8
+      for (int j = 0; j < C; ++j) sum[r][j] += u * v[j];
+    }
+    a += Transposed ? lda : 1;
+    b += ldb;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int j = 0; j < C; ++j) store(c + r * ldc + j * lanes, sum[r][j]);
+  }
+}
+
+// The same for any number of rows and vectors.
+template <bool Transposed>
+void product(std::int64_t rows, std::int64_t vectors, std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+             float* c, std::int64_t ldc, bool add) {
+  using Product = void (*)(std::int64_t, const float*, std::int64_t, const float*, std::int64_t, float*, std::int64_t, bool);
+  static constexpr auto table = []<std::size_t... I>(std::index_sequence<I...>) {
+    return std::array<Product, sizeof...(I)>{
+        product_in_registers<static_cast<int>(I) / register_vectors + 1, static_cast<int>(I) % register_vectors + 1, Transposed>...};
+  }(std::make_index_sequence<register_rows * register_vectors>{});
+  const std::int64_t width = (vectors + (vectors + register_vectors - 1) / register_vectors - 1) / std::max<std::int64_t>((vectors + register_vectors - 1) / register_vectors, 1);
+  for (std::int64_t j = 0; j < vectors; j += width) {
+    const std::int64_t wide = std::min(width, vectors - j);
+    for (std::int64_t r = 0; r < rows; r += register_rows) {
+      const std::int64_t high = std::min(register_rows, rows - r);
+      table[static_cast<std::size_t>((high - 1) * register_vectors + wide - 1)](k, a + (Transposed ? r : r * lda), lda, b + j * lanes, ldb,
+                                                                               c + r * ldc + j * lanes, ldc, add);
+    }
+  }
+}
+
+// dst[r] = row(r) for r < rows, as float32 rows of `width` floats: d features and zeros.
+template <class RowOf>
+void pack(float* dst, std::int64_t width, std::int64_t rows, std::int64_t d, RowOf&& row) {
+  for (std::int64_t r = 0; r < rows; ++r) each_vector(d, [&, from = row(r)](std::int64_t i, auto part) { store(dst + r * width + i, part.load(from + i)); });
+}
+
+// A square of registers transposed: elements are exchanged between rows, and lanes, that differ in one bit, bit after bit.
+typedef float Register __attribute__((vector_size(register_bytes)));
+inline constexpr std::size_t register_lanes = register_bytes / sizeof(float);
+template <std::size_t Bit, std::size_t... Lane>
+void transpose_bit(Register (&v)[register_lanes], std::index_sequence<Lane...>) {
+  for (std::size_t i = 0; i < register_lanes; ++i) {
+    if (i & Bit) continue;
+    const Register a = v[i], b = v[i + Bit];
+    v[i] = __builtin_shufflevector(a, b, (Lane & Bit ? Lane - Bit + register_lanes : Lane)...);
+    v[i + Bit] = __builtin_shufflevector(a, b, (Lane & Bit ? Lane + register_lanes : Lane + Bit)...);
+  }
+}
+template <std::size_t... Bits>
+void transpose(Register (&v)[register_lanes]) {
+  (transpose_bit<Bits>(v, std::make_index_sequence<register_lanes>{}), ...);
+}
+
+// dst[i][r] = row(r)[i] for i < d, r < rows, and 0 for r up to key_block.
+template <class RowOf>
+void pack_transposed(float* dst, std::int64_t rows, std::int64_t d, RowOf&& row) {
+  constexpr std::int64_t n = register_lanes;
+  for (std::int64_t r = 0; r < key_block; r += n) {
+    each_vector(d, [&](std::int64_t i, auto part) {
+      float from[n][lanes];
+      for (std::int64_t j = 0; j < n; ++j) store(from[j], r + j < rows ? part.load(row(r + j) + i) : f16x{});
+      for (std::int64_t at = 0; at < std::min(lanes, d - i); at += n) {
+        Register square[register_lanes];
+        for (std::size_t j = 0; j < register_lanes; ++j) std::memcpy(&square[j], &from[j][at], sizeof(Register));
+        if constexpr (register_lanes == 16) transpose<1, 2, 4, 8>(square);
+        else transpose<1, 2, 4>(square);
+        for (std::int64_t j = 0; j < std::min(n, d - i - at); ++j)
+          std::memcpy(dst + (i + at + j) * key_block + r, &square[j], sizeof(Register));
+      }
+    });
+  }
+}
+
+// Checks what both passes are given and returns the number of visible (query, head, key) triples; in a dry run, where nobody knows them, that of the
+// causal sequence.
+double check_attention(const char* operation, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const Visible& visible,
+                       const Dropout& dropout);
+// `t` has the shape and dtype of `like` and a contiguous last axis.
+void check_like(const char* operation, const char* name, const Tensor& t, const Tensor& like);
+
+// The random words of a row of a tile.
+class KeyDropout {
+ public:
+  explicit KeyDropout(const Dropout& d) : d_(d), threshold_(drop_threshold(d.p)) {}
+  // Word j of lane l is for key + 16 j + l, a multiple of key_block on.
+  Philox16 words(const Rows& rows, std::int64_t r, std::int64_t key) const {
+    const std::int64_t i = rows.query(r);
+    const Philox first = dropout_counter(d_.site, d_.layer, d_.step, d_.first_row + rows.b, d_.positions.as<std::int32_t>()[rows.b * d_.positions.dim(1) + i],
+                                         attention_group(d_.first_head + rows.head(r), key));
+    const u16x counter[4] = {splat(first[0]) + group_order, splat(first[1]), splat(first[2]), splat(first[3])};
+    return by_element(philox16(counter, d_.seed));
+  }
+  i16x keep(u16x word) const { return word >= threshold_; }
+
+ private:
+  const Dropout& d_;
+  std::uint32_t threshold_;
+};
+
+}  // namespace onescale::cpu

@@ -1,0 +1,106 @@
+// The CPU implementation of the kernel contract; what each operation does is said in kernels/device.h. The operations
+// live in one file a family: memory, random, rows, layernorm, linear, gelu, attention, cross_entropy, reduce,
+// optimizer.
+#pragma once
+
+#include <chrono>
+
+#include "kernels/device.h"
+
+namespace onescale {
+
+class CpuDevice final : public Device {
+ public:
+  CpuDevice(int threads, bool dry);
+  ~CpuDevice() override;
+  CpuDevice(const CpuDevice&) = delete;
+  CpuDevice& operator=(const CpuDevice&) = delete;
+
+  bool dry() const override { return dry_; }
+  std::string describe() const override;
+  int threads() const override { return threads_; }
+  Tensor allocate(Kind kind, DType dtype, std::initializer_list<std::int64_t> shape) override;
+  std::array<std::int64_t, kind_count> memory() const override;
+  void reserve_scratch(std::int64_t bytes) override;
+  void upload(Tensor dst, const void* src) override;
+  void download(void* dst, Tensor src) override;
+  void synchronize() override {}
+  std::vector<std::pair<std::string, Work>> work() const override { return work_; }
+  void reset_work(bool profile) override;
+  double peak_flops() override;
+  double peak_bandwidth() override;
+
+  void fill(Tensor dst, float value) override;
+  void copy(Tensor dst, Tensor src) override;
+  void random_normal(Tensor dst, std::uint64_t seed, std::int64_t tensor, std::int64_t first, float stddev) override;
+
+  void gather_rows(Tensor out, Tensor table, Tensor index, std::int64_t first_row) override;
+  void gather_rows_backward(Tensor dtable, Tensor dout, Tensor index, std::int64_t first_row, Write write) override;
+  void scatter_rows(Tensor out, Tensor rows, Tensor index) override;
+  void add_positions(Tensor x, Tensor positions, Tensor wpe, const Dropout& dropout) override;
+  void add_positions_backward(Tensor dwpe, Tensor dx, Tensor positions, const Dropout& dropout, Write write) override;
+
+  void layernorm(Tensor y, Tensor mean, Tensor rstd, Tensor x, Tensor w, Tensor b, float eps) override;
+  void layernorm_backward(Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor mean, Tensor rstd, Tensor w,
+                          Write write) override;
+  void residual_layernorm(Tensor out, Tensor y_norm, Tensor mean, Tensor rstd, Tensor x, Tensor y, Tensor bias,
+                          Tensor w, Tensor b, float eps, const Dropout& dropout) override;
+  void residual(Tensor out, Tensor x, Tensor y, Tensor bias, const Dropout& dropout) override;
+  void residual_backward(Tensor dy, Tensor dbias, Tensor dout, const Dropout& dropout, Write write) override;
+
+  void linear(Tensor y, Tensor x, Tensor W, Tensor b) override;
+  void linear_backward(Tensor dx, Tensor dW, Tensor db, Tensor dy, Tensor x, Tensor W, Write write) override;
+  void gelu(Tensor y, Tensor x, Gelu kind) override;
+  void gelu_backward(Tensor dy, Tensor dbias, Tensor x, Gelu kind, Write write) override;
+
+  void attention(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, float scale, const Visible& visible,
+                 const Dropout& dropout) override;
+  void attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor do_, Tensor o, Tensor lse, Tensor q, Tensor k,
+                          Tensor v, float scale, const Visible& visible, const Dropout& dropout) override;
+
+  void softmax_statistics(Tensor stats, Tensor logits, Tensor labels, std::int64_t first_row,
+                          std::int64_t rows) override;
+  void cross_entropy(Tensor loss, Tensor logits, Tensor stats, Tensor labels, std::int64_t first_row, std::int64_t rows,
+                     float weight) override;
+  void sum(Tensor out, Tensor x, Write write) override;
+  void sum_of_squares(Tensor out, Tensor x, Write write) override;
+  void adamw(Tensor w, Tensor m, Tensor v, Tensor g, Tensor compute, const AdamW& settings) override;
+  void sgd(Tensor w, Tensor g, Tensor compute, float lr, float weight_decay, float scale) override;
+
+ private:
+  struct Blocks;    // the memory it owns
+  struct Products;  // cached library primitives
+
+  // One running operation: records its work, hands out its scratch. An operation is written as
+  //   Run run(*this, "layernorm", flops, bytes, scratch_bytes);
+  //   if (!run) return;  // dry
+  class Run {
+   public:
+    Run(CpuDevice& device, const char* name, double flops, double bytes, std::int64_t scratch_bytes = 0);
+    ~Run();
+    Run(const Run&) = delete;
+    Run& operator=(const Run&) = delete;
+    explicit operator bool() const { return !device_.dry_; }
+    char* scratch() const;  // 64-byte aligned
+
+   private:
+    CpuDevice& device_;
+    std::size_t entry_;
+    std::chrono::steady_clock::time_point start_;
+  };
+
+  int threads_;
+  bool dry_;
+  bool profile_ = false;
+  bool reserved_ = false;  // before reserve_scratch() scratch grows as needed
+  char* scratch_ = nullptr;
+  std::int64_t scratch_bytes_ = 0;
+  std::array<std::int64_t, kind_count> memory_{};
+  std::vector<std::pair<std::string, Work>> work_;
+  double peak_flops_ = 0, peak_bandwidth_ = 0;
+  std::unique_ptr<Blocks> blocks_;
+  std::shared_ptr<Products>
+      products_;  // made by linear() when first needed; shared, so that its type is known there alone
+};
+
+}  // namespace onescale

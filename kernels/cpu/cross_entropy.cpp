@@ -1,0 +1,104 @@
+// Softmax cross-entropy over a vocabulary or a shard of one.
+#include <cmath>
+#include <limits>
+
+#include "kernels/arguments.h"
+#include "kernels/cpu/cpu_device.h"
+#include "kernels/cpu/loops.h"
+
+namespace onescale {
+namespace {
+
+using cpu::f16x;
+using cpu::splat;
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr std::int64_t block =
+    1024;  // columns that stay in the first cache between the search for the maximum and the exponentials
+
+void check_logits(const char* operation, const Tensor& logits, const Tensor& stats, const Tensor& labels,
+                  std::int64_t rows) {
+  expect_activation(operation, "logits", logits, 2);
+  expect(operation, "stats", stats, DType::float32, {rows_of(logits), 3});
+  expect(operation, "labels", labels, DType::int32, {rows_of(logits)});
+  check(rows >= 0 && rows <= logits.dim(-1), operation, ": rows = ", rows, " of logits ", logits.describe());
+}
+
+// The sum is rescaled whenever a block raises the maximum (Milakov and Gimelshein 2018), so the logits are read once.
+template <class T>
+void statistics(const T* logits, std::int64_t rows, float& most, float& total) {
+  most = -infinity;
+  double sum = 0;
+  for (std::int64_t begin = 0; begin < rows; begin += block) {
+    const T* const from = logits + begin;
+    const std::int64_t n = std::min(block, rows - begin);
+    f16x highest[4] = {splat(-infinity), splat(-infinity), splat(-infinity), splat(-infinity)}, terms[4] = {};
+    cpu::each_vector_of_4(n, [&](std::int64_t i, auto part, int k) {
+      highest[k] = cpu::max(highest[k], part.or_else(part.load(from + i), -infinity));
+    });
+    const float here = cpu::max(cpu::max(cpu::max(highest[0], highest[1]), cpu::max(highest[2], highest[3])));
+    if (here == -infinity) continue;  // nothing but -inf: adds nothing, and -inf - -inf is NaN
+    if (here > most) {
+      sum *= std::exp(static_cast<double>(most) - static_cast<double>(here));
+      most = here;
+    }
+    const f16x shift = splat(most);
+    cpu::each_vector_of_4(n, [&](std::int64_t i, auto part, int k) {
+      terms[k] += part.or_else(cpu::exp(part.load(from + i) - shift), 0);
+    });
+    sum += static_cast<double>(cpu::sum((terms[0] + terms[1]) + (terms[2] + terms[3])));
+  }
+  total = static_cast<float>(sum);
+}
+
+}  // namespace
+
+void CpuDevice::softmax_statistics(Tensor stats, Tensor logits, Tensor labels, std::int64_t first_row,
+                                   std::int64_t rows) {
+  check_logits("softmax_statistics", logits, stats, labels, rows);
+  Run run(*this, "softmax_statistics", 15.0 * static_cast<double>(logits.numel()), static_cast<double>(logits.bytes()));
+  if (!run) return;
+  const std::int64_t n = rows_of(logits), V = logits.dim(-1);
+  cpu::with_storage(logits.dtype, [&]<class T>(T) {
+#pragma omp parallel for num_threads(threads_) schedule(static)
+    for (std::int64_t i = 0; i < n; ++i) {
+      const T* const row = logits.as<T>() + i * V;
+      float* const s = stats.as<float>() + i * 3;
+      statistics(row, rows, s[0], s[1]);
+      const std::int64_t label = labels.as<std::int32_t>()[i] - first_row;
+      s[2] = label >= 0 && label < rows ? cpu::to_float(row[label]) : 0;
+    }
+  });
+}
+
+void CpuDevice::cross_entropy(Tensor loss, Tensor logits, Tensor stats, Tensor labels, std::int64_t first_row,
+                              std::int64_t rows, float weight) {
+  check_logits("cross_entropy", logits, stats, labels, rows);
+  expect("cross_entropy", "loss", loss, DType::float32, {rows_of(logits)});
+  const double passes = weight == 0 ? 0 : 2;
+  Run run(*this, "cross_entropy", passes * 6 * static_cast<double>(logits.numel()),
+          passes * static_cast<double>(logits.bytes()));
+  if (!run) return;
+  const std::int64_t n = rows_of(logits), V = logits.dim(-1);
+  cpu::with_storage(logits.dtype, [&]<class T>(T) {
+#pragma omp parallel for num_threads(threads_) schedule(static)
+    for (std::int64_t i = 0; i < n; ++i) {
+      T* const row = logits.as<T>() + i * V;
+      const float* const s = stats.as<float>() + i * 3;
+      loss.as<float>()[i] = static_cast<float>(std::log(static_cast<double>(s[1])) + static_cast<double>(s[0]) -
+                                               static_cast<double>(s[2]));
+      if (weight == 0) continue;
+      const std::int64_t label = labels.as<std::int32_t>()[i] - first_row;
+      const bool mine = label >= 0 && label < rows;
+      const float logit = mine ? cpu::to_float(row[label]) : 0;
+      const f16x shift = splat(s[0]), scale = splat(weight / s[1]);
+      cpu::each_vector(
+          rows, [&](std::int64_t v, auto part) { part.store(row + v, cpu::exp(part.load(row + v) - shift) * scale); });
+      // Before it is rounded: the difference from 1 of a probability near 1 would be lost in bfloat16.
+      if (mine) cpu::put(row[label], (std::exp(logit - s[0]) / s[1] - 1) * weight);
+      std::memset(row + rows, 0, static_cast<std::size_t>(V - rows) * sizeof(T));
+    }
+  });
+}
+
+}  // namespace onescale

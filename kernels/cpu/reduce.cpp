@@ -1,0 +1,97 @@
+// Sums: over columns for the gradients of biases, over everything for norms and losses.
+#include "kernels/arguments.h"
+#include "kernels/cpu/column_sum.h"
+#include "kernels/cpu/cpu_device.h"
+#include "kernels/cpu/loops.h"
+
+namespace onescale {
+namespace cpu {
+
+template <class T>
+void column_sum(float* out, const T* x, std::int64_t n, std::int64_t C, std::int64_t stride, Write write, int threads) {
+  constexpr std::int64_t chunk = 8 * lanes;  // a block's sums of that many columns stay in registers
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::int64_t first = 0; first < C; first += chunk) {
+    const std::int64_t columns = std::min(chunk, C - first);
+    f16x total[8] = {};
+    for (std::int64_t begin = 0; begin < n; begin += sum_block) {
+      const std::int64_t end = std::min(n, begin + sum_block);
+      const T* from = x + begin * stride + first;
+      f16x block[8] = {};
+      if (columns == chunk) {
+        for (std::int64_t row = begin; row < end; ++row, from += stride) {
+#pragma GCC unroll 8
+          for (std::int64_t i = 0; i < 8; ++i) block[i] += load(from + i * lanes);
+        }
+      } else {
+        for (std::int64_t row = begin; row < end; ++row, from += stride) {
+          each_vector(columns, [&](std::int64_t i, auto part) { block[i / lanes] += part.load(from + i); });
+        }
+      }
+      for (int i = 0; i < 8; ++i) total[i] += block[i];
+    }
+    each_vector(columns, [&](std::int64_t i, auto part) {
+      const f16x sum = total[i / lanes];
+      part.store(out + first + i, write == Write::accumulate ? part.load(out + first + i) + sum : sum);
+    });
+  }
+}
+
+template void column_sum(float*, const float*, std::int64_t, std::int64_t, std::int64_t, Write, int);
+template void column_sum(float*, const bf16*, std::int64_t, std::int64_t, std::int64_t, Write, int);
+
+namespace {
+
+constexpr std::int64_t total_block = std::int64_t{1} << 14;
+
+// out (+)= the sum of term(x), each block of total_block elements in 64 float64 lanes, the blocks added in order.
+template <class Term>
+void total(double* out, const float* x, std::int64_t n, double* partial, Write write, int threads, Term term) {
+  const std::int64_t blocks = (n + total_block - 1) / total_block;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const float* from = x + b * total_block;
+    d16x sum[4] = {};
+    each_vector_of_4(std::min(total_block, n - b * total_block), [&](std::int64_t i, auto part, int k) {
+      sum[k] += term(__builtin_convertvector(part.load(from + i), d16x));
+    });
+    const d16x all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    double lane[lanes];
+    std::memcpy(lane, &all, sizeof lane);
+    for (int half = lanes / 2; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+    }
+    partial[b] = lane[0];
+  }
+  double sum = write == Write::accumulate ? *out : 0;
+  for (std::int64_t b = 0; b < blocks; ++b) sum += partial[b];
+  *out = sum;
+}
+
+std::int64_t partial_bytes(const Tensor& x) {
+  return (x.numel() + total_block - 1) / total_block * static_cast<std::int64_t>(sizeof(double));
+}
+
+}  // namespace
+}  // namespace cpu
+
+void CpuDevice::sum(Tensor out, Tensor x, Write write) {
+  expect("sum", "out", out, DType::float64, {1});
+  expect_count("sum", "x", x, DType::float32, x.numel());
+  Run run(*this, "sum", static_cast<double>(x.numel()), static_cast<double>(x.bytes()), cpu::partial_bytes(x));
+  if (!run) return;
+  cpu::total(out.as<double>(), x.as<float>(), x.numel(), reinterpret_cast<double*>(run.scratch()), write, threads_,
+             [](cpu::d16x v) { return v; });
+}
+
+void CpuDevice::sum_of_squares(Tensor out, Tensor x, Write write) {
+  expect("sum_of_squares", "out", out, DType::float64, {1});
+  expect_count("sum_of_squares", "x", x, DType::float32, x.numel());
+  Run run(*this, "sum_of_squares", 2.0 * static_cast<double>(x.numel()), static_cast<double>(x.bytes()),
+          cpu::partial_bytes(x));
+  if (!run) return;
+  cpu::total(out.as<double>(), x.as<float>(), x.numel(), reinterpret_cast<double*>(run.scratch()), write, threads_,
+             [](cpu::d16x v) { return v * v; });
+}
+
+}  // namespace onescale

@@ -1,0 +1,145 @@
+// Sixteen floats as one value. The compiler maps it to one 512-bit or two 256-bit registers; lanes and their order are
+// the same on every machine, so a sum over lanes is too.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/tensor.h"
+
+namespace onescale::cpu {
+
+inline constexpr std::int64_t lanes = 16;
+#if defined(__AVX512F__)
+inline constexpr int register_bytes = 64;
+#else
+inline constexpr int register_bytes = 32;
+#endif
+typedef float f16x __attribute__((vector_size(64)));
+typedef std::int32_t i16x __attribute__((vector_size(64)));
+typedef std::uint32_t u16x __attribute__((vector_size(64)));
+typedef std::uint16_t h16x __attribute__((vector_size(32)));
+typedef double d16x __attribute__((vector_size(128)));
+
+inline f16x splat(float x) {
+  return x - f16x{};
+}
+inline u16x splat(std::uint32_t x) {
+  return x - u16x{};
+}
+
+inline float to_float(float x) {
+  return x;
+}
+inline float to_float(bf16 x) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
+}
+inline void put(float& out, float x) {
+  out = x;
+}
+inline void put(bf16& out, float x) {  // round to nearest even; a NaN stays one
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  out.bits = static_cast<std::uint16_t>(nan ? (bits >> 16 | 0x40u) : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+inline f16x load(const float* p) {
+  f16x v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+inline f16x load(const bf16* p) {
+  h16x h;
+  std::memcpy(&h, p, sizeof h);
+  return std::bit_cast<f16x>(__builtin_convertvector(h, u16x) << 16);
+}
+inline void store(float* p, f16x v) {
+  std::memcpy(p, &v, sizeof v);
+}
+inline void store(bf16* p, f16x v) {
+  const u16x bits = std::bit_cast<u16x>(v);
+  const u16x rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, quiet = bits >> 16 | 0x40u;
+  const u16x nan = std::bit_cast<u16x>((bits & 0x7fffffffu) > 0x7f800000u);
+  const h16x h = __builtin_convertvector((quiet & nan) | (rounded & ~nan), h16x);
+  std::memcpy(p, &h, sizeof h);
+}
+
+// The first n < 16 elements; the other lanes load as 0 and are not stored.
+template <class T>
+f16x load_tail(const T* p, std::int64_t n) {
+  T buffer[lanes] = {};
+  std::memcpy(buffer, p, static_cast<std::size_t>(n) * sizeof(T));
+  return load(buffer);
+}
+template <class T>
+void store_tail(T* p, f16x v, std::int64_t n) {
+  T buffer[lanes];
+  store(buffer, v);
+  std::memcpy(p, buffer, static_cast<std::size_t>(n) * sizeof(T));
+}
+
+inline f16x select(i16x mask, f16x yes, f16x no) {
+  return mask ? yes : no;
+}
+inline f16x max(f16x a, f16x b) {
+  return a > b ? a : b;
+}
+inline f16x min(f16x a, f16x b) {
+  return a < b ? a : b;
+}
+
+// The lanes combined pairwise, always in the same order: 8 apart, then 4, 2, 1.
+template <class Combine>
+float over_lanes(f16x v, Combine combine) {
+  typedef float f8x __attribute__((vector_size(32)));
+  typedef float f4x __attribute__((vector_size(16)));
+  struct Eights {
+    f8x a, b;
+  };
+  struct Fours {
+    f4x a, b;
+  };
+  const auto [a, b] = std::bit_cast<Eights>(v);
+  const auto [c, d] = std::bit_cast<Fours>(combine(a, b));
+  const f4x four = combine(c, d);
+  const f4x two = combine(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
+  return combine(two, __builtin_shufflevector(two, two, 1, 1, 1, 1))[0];
+}
+inline float sum(f16x v) {
+  return over_lanes(v, [](auto a, auto b) { return a + b; });
+}
+inline float max(f16x v) {
+  return over_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// e^r * 2^n for |r| <= ln(2)/2 to 1 ulp; n is the low bits of t and the result is a normal number. The coefficients
+// minimise the largest relative error of degree 6; the first two are exact.
+inline f16x exp_reduced(f16x r, f16x t) {
+  f16x p = splat(1.381454e-3f) * r + splat(8.368745e-3f);
+  p = p * r + splat(4.166839e-2f);
+  p = p * r + splat(0.16666521f);
+  p = p * r + splat(0.49999994f);
+  p = p * r + splat(1.0f);
+  p = p * r + splat(1.0f);
+  return std::bit_cast<f16x>(std::bit_cast<u16x>(p) + (std::bit_cast<u16x>(t) << 23));
+}
+inline constexpr float to_integer = 12582912.0f;  // x + to_integer holds in its low bits the integer nearest to x
+
+// 2^x for x below 127; 0 below -126, NaN stays.
+inline f16x exp2(f16x x) {
+  const f16x t = x + splat(to_integer);
+  return select(x < splat(-126.0f), f16x{}, exp_reduced((x - (t - splat(to_integer))) * splat(0.693147181f), t));
+}
+
+// e^x to about 1 ulp (Cody and Waite reduction); 0 below -87.3, infinity above 88.7, NaN stays.
+inline f16x exp(f16x x) {
+  const f16x t = x * splat(1.44269504f) + splat(to_integer);
+  const f16x n = t - splat(to_integer);
+  f16x y = exp_reduced((x - n * splat(0.693145752f)) - n * splat(1.42860677e-6f), t);
+  y = select(x < splat(-87.3f), f16x{}, y);
+  y = select(x > splat(88.72f), splat(__builtin_inff()), y);
+  return select(x != x, x, y);
+}
+
+}  // namespace onescale::cpu

@@ -1,0 +1,101 @@
+// Philox on sixteen counters at once: lane l of the result is philox({counter[0][l], ..., counter[3][l]}, key), the
+// same bits as the scalar function of kernels/philox.h.
+#pragma once
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "kernels/cpu/vec.h"
+#include "kernels/philox.h"
+
+namespace onescale::cpu {
+
+// Of one register: what is wider would be taken apart and kept in memory.
+typedef std::uint32_t Words __attribute__((vector_size(register_bytes)));
+typedef std::uint64_t Wide __attribute__((vector_size(register_bytes)));
+inline constexpr int parts = 64 / register_bytes;
+
+// The words of sixteen draws.
+struct Philox16 {
+  u16x w[4];
+};
+struct Philox16Parts {
+  Words w[4][parts];
+};
+
+// The low halves of the lanes multiplied; the high halves are ignored.
+inline Wide multiply_low(Wide a, std::uint32_t b) {
+#if defined(__AVX512F__)
+  return std::bit_cast<Wide>(_mm512_maskz_mul_epu32(0xff, std::bit_cast<__m512i>(a), _mm512_set1_epi64(b)));
+#elif defined(__AVX2__)
+  return std::bit_cast<Wide>(_mm256_mul_epu32(std::bit_cast<__m256i>(a), _mm256_set1_epi64x(b)));
+#else
+  return (a & 0xffffffffu) * b;
+#endif
+}
+
+inline Philox16 philox16(const u16x (&counter)[4], std::uint64_t key) {
+  const auto from = std::bit_cast<Philox16Parts>(counter);
+  Philox16Parts draw;
+  for (int part = 0; part < parts; ++part) {
+    // The even and the odd counters, each word in the low half of a 64-bit lane; what stands in the high half takes
+    // part in nothing.
+    Wide c[4][2];
+    for (int i = 0; i < 4; ++i) {
+      c[i][0] = std::bit_cast<Wide>(from.w[i][part]);
+      c[i][1] = c[i][0] >> 32;
+    }
+    std::uint64_t k0 = key & 0xffffffffu, k1 = key >> 32;
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; ++round) {
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const Wide a = multiply_low(c[0][i], 0xD2511F53), b = multiply_low(c[2][i], 0xCD9E8D57);
+        c[0][i] = (b >> 32) ^ c[1][i] ^ k0;
+        c[1][i] = b;
+        c[2][i] = (a >> 32) ^ c[3][i] ^ k1;
+        c[3][i] = a;
+      }
+      k0 += 0x9E3779B9, k1 += 0xBB67AE85;  // the carry into the high half is ignored like the rest of it
+    }
+    for (int i = 0; i < 4; ++i) draw.w[i][part] = std::bit_cast<Words>((c[i][0] & 0xffffffffu) | c[i][1] << 32);
+  }
+  return std::bit_cast<Philox16>(draw);
+}
+
+// The order of sixteen consecutive groups in the lanes of a draw from which by_element() needs the fewest moves.
+inline constexpr u16x group_order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+
+// The 64 words of a draw whose counter[0] is first_group + group_order, in the order of the elements they serve: lane l
+// of out.w[i] is for element 4 * first_group + 16 * i + l.
+inline Philox16 by_element(const Philox16& draw) {
+  // A transposition of 4 x 4 words within each quarter of the vectors.
+  const auto from = std::bit_cast<Philox16Parts>(draw);
+  Philox16Parts to;
+  for (int part = 0; part < parts; ++part) {
+    const Words w0 = from.w[0][part], w1 = from.w[1][part], w2 = from.w[2][part], w3 = from.w[3][part];
+#if defined(__AVX512F__)
+    const Words a = __builtin_shufflevector(w0, w1, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    const Words b = __builtin_shufflevector(w2, w3, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    const Words c = __builtin_shufflevector(w0, w1, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+    const Words d = __builtin_shufflevector(w2, w3, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+    to.w[0][part] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    to.w[1][part] = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    to.w[2][part] = __builtin_shufflevector(c, d, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    to.w[3][part] = __builtin_shufflevector(c, d, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+#else
+    const Words a = __builtin_shufflevector(w0, w1, 0, 8, 1, 9, 4, 12, 5, 13);
+    const Words b = __builtin_shufflevector(w2, w3, 0, 8, 1, 9, 4, 12, 5, 13);
+    const Words c = __builtin_shufflevector(w0, w1, 2, 10, 3, 11, 6, 14, 7, 15);
+    const Words d = __builtin_shufflevector(w2, w3, 2, 10, 3, 11, 6, 14, 7, 15);
+    to.w[0][part] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
+    to.w[1][part] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+    to.w[2][part] = __builtin_shufflevector(c, d, 0, 1, 8, 9, 4, 5, 12, 13);
+    to.w[3][part] = __builtin_shufflevector(c, d, 2, 3, 10, 11, 6, 7, 14, 15);
+#endif
+  }
+  return std::bit_cast<Philox16>(to);
+}
+
+}  // namespace onescale::cpu

@@ -1,0 +1,81 @@
+// One transformer block (Radford et al. 2019, pre-LayerNorm; multi-query attention of Shazeer 2019), forward and
+// backward.
+#pragma once
+
+#include "model/pass.h"
+#include "parallel/units.h"
+
+namespace onescale {
+
+// The tensors of a block's unit by name, weights or their gradients.
+struct BlockTensors {
+  explicit BlockTensors(const Tensors& unit);
+
+  struct Pair {
+    Tensor weight, bias;
+  };
+  Pair ln_1, c_attn, attn_c_proj, ln_2, c_fc, mlp_c_proj;
+};
+
+// What the forward pass leaves for the backward pass. n tokens, C n_embd, I n_inner, Q qkv_size, h heads.
+struct BlockSaved {
+  Tensor x;               // [n, C] the block's input
+  Tensor a;               // [n, C] ln_1(x)
+  Tensor mean_1, rstd_1;  // float32 [n]
+  Tensor qkv;             // [n, Q]
+  Tensor o, lse;          // [n, C], float32 [n, h]
+  Tensor x_mid;           // [n, C] x + attention
+  Tensor m;               // [n, C] ln_2(x_mid)
+  Tensor mean_2, rstd_2;  // float32 [n]
+  Tensor f, g;            // [n, I] before and after GELU
+};
+
+// What is recomputed in the backward pass instead of being kept: nothing; LayerNorm outputs and GELU; or the whole
+// block. The gradients have the same bits in all three.
+enum class Recompute : std::uint8_t { none, light, block };
+
+// Buffers that every block uses in turn. y [n, C] receives both projections; the others hold gradients in the backward
+// pass.
+struct BlockScratch {
+  Tensor y;     // [n, C]
+  Tensor dc;    // [n, C]
+  Tensor dg;    // [n, I]
+  Tensor dqkv;  // [n, Q]
+};
+
+// Keys and values of the tokens before, for decoding. k, v [B, capacity, h_kv, d]; the first `length` are valid.
+struct KvCache {
+  Tensor k, v;
+  std::int64_t length = 0;
+};
+
+class Block {
+ public:
+  Block(Device& device, const ModelConfig& config, std::int64_t layer) : dev_(device), config_(config), layer_(layer) {}
+
+  // x_out [n, C] = block(s.x); fills the rest of s. With a cache, attends over it and over the pass's own tokens, which
+  // are appended.
+  void forward(Tensor x_out, BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
+               KvCache* cache = nullptr) const;
+  // Recomputes what `recompute` did not keep, from what it did.
+  void restore(BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
+               Recompute recompute) const;
+  // dx [n, C]: gradient of the block's output on entry, of its input on return. Writes or adds to every tensor of dw.
+  void backward(Tensor dx, const BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w,
+                const BlockTensors& dw, Write write, const Pass& pass) const;
+
+ private:
+  struct Heads {
+    Tensor q, k, v;  // [B, T, h, d], [B, T, h_kv, d] twice: strided views of [n, Q]
+  };
+  Heads heads(Tensor qkv, const Pass& pass) const;
+  void attend(BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
+              KvCache* cache) const;
+  float scale() const;
+
+  Device& dev_;
+  const ModelConfig& config_;
+  std::int64_t layer_;
+};
+
+}  // namespace onescale

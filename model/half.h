@@ -1,0 +1,44 @@
+// The two 16-bit formats of model files as bit patterns: float16 (IEEE binary16) and bfloat16. To float is exact; from
+// float rounds to nearest even. A NaN stays one.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace onescale {
+
+inline float float_of_half(std::uint16_t h) {
+  const std::uint32_t sign = (h & 0x8000u) << 16, exponent = h >> 10 & 0x1f, fraction = h & 0x3ff;
+  if (exponent == 0) {  // zero and subnormals: multiples of 2^-24
+    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(static_cast<float>(fraction) * 0x1p-24f));
+  }
+  return std::bit_cast<float>(sign | (exponent == 31 ? 0xff : exponent + 112) << 23 | fraction << 13);
+}
+
+inline std::uint16_t half_of_float(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+  std::uint32_t half = 0x7c00;   // infinity, for 2^16 and above
+  if (magnitude > 0x7f800000) {  // NaN
+    half = 0x7e00 | (magnitude >> 13 & 0x3ff);
+  } else if (magnitude <
+             0x38800000) {  // below 2^-14: adding 0.5, whose last bit is worth 2^-24, rounds to the multiple of it
+    half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
+  } else if (magnitude <
+             0x47800000) {  // a carry out of the fraction goes into the exponent, up to infinity, as it should
+    half = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  }
+  return static_cast<std::uint16_t>(sign | half);
+}
+
+inline float float_of_bfloat16(std::uint16_t b) {
+  return std::bit_cast<float>(std::uint32_t{b} << 16);
+}
+
+inline std::uint16_t bfloat16_of_float(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+}  // namespace onescale

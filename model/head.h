@@ -1,0 +1,46 @@
+// The language-model head with its loss: final LayerNorm, product with the vocabulary, cross-entropy. Only good tokens
+// are computed, in chunks, so the logits are never whole in memory and an ignored prompt costs nothing.
+#pragma once
+
+#include "model/pass.h"
+#include "parallel/units.h"
+
+namespace onescale {
+
+class Head {
+ public:
+  // n: tokens of a micro-batch. dtype: of activations. train: room for gradients too.
+  Head(Device& device, const ModelConfig& config, std::int64_t n, DType dtype, bool train);
+
+  // Sets the good tokens of the micro-batch: labels [n] on the host, -100 is ignored. Throws when a label is no id of
+  // the vocabulary.
+  void set_labels(const std::int32_t* labels, std::int64_t n);
+
+  // loss_sum float64 [1] += the losses of the good tokens; token_loss float32 [n], when given, receives each at its
+  // place, 0 where ignored. x [n, C]; ln_f: weight and bias; table [V, C].
+  void loss(Tensor loss_sum, Tensor token_loss, Tensor x, const Tensors& ln_f, Tensor table);
+
+  // The same with gradients: each good token's loss is weighted by `weight`. dx [n, C] is overwritten with the gradient
+  // of x, dln_f and dtable are written or added to.
+  void loss_backward(Tensor loss_sum, Tensor dx, Tensor x, const Tensors& ln_f, Tensor table, const Tensors& dln_f,
+                     Write ln_f_write, Tensor dtable, Write table_write, float weight);
+
+  // The logits [V] of the last of the given rows x [n, C].
+  void last_logits(Tensor logits, Tensor x, const Tensors& ln_f, Tensor table);
+
+ private:
+  Tensor chosen(Tensor buffer) const { return buffer.slice(0, 0, good_); }
+  void normalise(Tensor x, const Tensors& ln_f);
+  // One chunk [begin, end) of the good tokens: logits, statistics, loss; weight 0: no gradient.
+  Tensor chunk(Tensor loss_sum, Tensor table, std::int64_t begin, std::int64_t end, float weight);
+
+  Device& dev_;
+  const ModelConfig& config_;
+  std::int64_t chunk_rows_, good_ = 0;
+  std::vector<std::int32_t> host_labels_, host_index_;
+  Tensor labels_, index_;            // int32 [n]
+  Tensor x_, y_, mean_, rstd_, dy_;  // good tokens only: [n, C], [n, C], float32 [n] twice, [n, C]
+  Tensor logits_, stats_, losses_;   // [chunk, V], float32 [chunk, 3], float32 [n]
+};
+
+}  // namespace onescale

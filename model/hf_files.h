@@ -1,0 +1,76 @@
+// A model in a Hugging Face directory: config.json and model.safetensors, or model-*.safetensors with their index.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/config.h"
+#include "model/safetensors.h"
+#include "parallel/parameter_table.h"
+
+namespace onescale {
+
+// One safetensors file DIR/STEM.safetensors, or all that DIR/STEM.safetensors.index.json names, as one collection of
+// tensors.
+class SafetensorsSet {
+ public:
+  SafetensorsSet(const std::string& dir, const std::string& stem);
+
+  using Entry = std::pair<const SafetensorsFile*, const StoredTensor*>;
+  const std::map<std::string, Entry>& entries() const { return entries_; }  // by name
+  Entry find(const std::string& name) const;                                // {nullptr, nullptr} when absent
+  Entry at(const std::string& name) const;                                  // throws when absent
+
+ private:
+  std::string dir_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, Entry> entries_;
+};
+
+// Reading a model's weights. Names with and without "transformer." are accepted, the causal-mask buffers of old files
+// are ignored, F64, F32, F16 and BF16 are converted to float. lm_head.weight may be absent when the head is tied; one
+// that differs from wte.weight then is a warning. Throws naming every missing, unexpected or wrongly shaped tensor.
+class ModelReader {
+ public:
+  ModelReader(const std::string& dir, const ModelConfig& config, const ParameterTable& table);
+
+  // Elements [first, first + count) of the parameter at this position of the table.
+  void read(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const;
+  const std::vector<std::string>& warnings() const { return warnings_; }
+  const SafetensorsSet& files() const { return set_; }
+
+ private:
+  SafetensorsSet set_;
+  std::vector<SafetensorsSet::Entry> entries_;  // in table order
+  std::vector<std::string> warnings_;
+};
+
+// Fills `out` with the whole tensor at this position of a list.
+using Fetch = std::function<void(std::size_t index, float* out)>;
+
+inline constexpr std::int64_t max_file_bytes = 5'000'000'000;
+
+// The tensors in files of at most `limit` bytes (a larger tensor has a file of its own), in order: {file name, its
+// tensors}.
+std::vector<std::pair<std::string, std::vector<StoredTensor>>> split_files(const std::vector<StoredTensor>& tensors,
+                                                                           const std::string& stem, std::int64_t limit);
+// Writes the tensors as DIR/STEM*.safetensors with an index when there are several files. One tensor at a time is in
+// memory. Returns the checksum of each by name. Files are on the disk when it returns; the directory itself is not
+// synced.
+std::map<std::string, std::string> write_tensors(const std::string& dir, const std::string& stem,
+                                                 const std::vector<StoredTensor>& tensors, const Fetch& fetch,
+                                                 std::int64_t limit = max_file_bytes);
+
+// The tensors of a model's files, in table order.
+std::vector<StoredTensor> model_tensors(const ParameterTable& table, FileType type);
+// A directory that transformers loads: config.json and the weights as F32, BF16 or F16. DIR
+// must exist and hold no model.
+std::map<std::string, std::string> write_model(const std::string& dir, const ModelConfig& config,
+                                               const ParameterTable& table, const Fetch& fetch, FileType type,
+                                               std::int64_t limit = max_file_bytes);
+
+}  // namespace onescale

@@ -1,0 +1,232 @@
+// Json over nlohmann's ordered_json; the only file that includes the library.
+#include "parallel/json.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "kernels/error.h"
+
+namespace onescale {
+namespace {
+
+using Value = nlohmann::ordered_json;
+
+// Input that tells how far the parser has read: its callbacks carry no position.
+struct Cursor {
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  const char* at;
+  const char** furthest;
+
+  reference operator*() const { return *at; }
+  Cursor& operator++() {
+    *furthest = ++at;
+    return *this;
+  }
+  bool operator==(const Cursor& other) const { return at == other.at; }
+  bool operator!=(const Cursor& other) const { return at != other.at; }
+};
+
+std::string position(std::string_view text, std::size_t offset) {
+  const std::string_view before = text.substr(0, offset);
+  const std::size_t line_start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
+  return str("line ", std::count(before.begin(), before.end(), '\n') + 1, ", column ", offset - line_start + 1);
+}
+
+std::string shortened(std::string text) {
+  if (text.size() > 160) text.replace(160, std::string::npos, "...");
+  return text;
+}
+
+// "[json.exception...] parse error at line 1, column 2: <what is wanted>"
+std::string detail(const std::string& what) {
+  std::size_t begin = what.find("column ");
+  begin = begin == std::string::npos ? what.find("] ") : what.find(": ", begin);
+  return shortened(begin == std::string::npos ? what : what.substr(begin + 2));
+}
+
+std::string shown(const Value& value) {
+  return shortened(value.dump(-1, ' ', false, Value::error_handler_t::replace));
+}
+
+}  // namespace
+
+Json Json::object() {
+  Json json;
+  json.root_ = std::make_shared<Value>(Value::object());
+  json.value_ = json.root_.get();
+  json.where_ = "JSON";
+  return json;
+}
+
+Json Json::array() {
+  Json json = object();
+  *json.value_ = Value::array();
+  return json;
+}
+
+Json Json::parse(std::string_view text, const std::string& where) {
+  const char* furthest = text.data();
+  auto offset = [&] { return static_cast<std::size_t>(furthest - text.data()); };
+  // The keys of every object that is open; nlohmann itself would let a later value replace an earlier one.
+  std::vector<std::set<std::string>> open;
+  auto callback = [&](int, Value::parse_event_t event, Value& value) {
+    if (event == Value::parse_event_t::object_start) open.emplace_back();
+    if (event == Value::parse_event_t::object_end) open.pop_back();
+    if (event == Value::parse_event_t::key) {
+      const auto& key = value.get_ref<const std::string&>();
+      check(open.back().insert(key).second, where, ": ", position(text, offset()), ": the key \"", shortened(key),
+            "\" appears twice in one object; keep one of them");
+    }
+    return true;
+  };
+  Json json = object();
+  json.where_ = where;
+  try {
+    *json.value_ = Value::parse(Cursor{text.data(), &furthest}, Cursor{text.data() + text.size(), &furthest}, callback);
+  } catch (const Value::parse_error& e) {
+    // e.byte counts from 1 and points at the last character read.
+    throw Error(str(where, ": ", position(text, e.byte > 0 ? e.byte - 1 : 0), ": not valid JSON: ", detail(e.what())));
+  } catch (const Value::exception& e) {
+    throw Error(str(where, ": ", position(text, offset()), ": not valid JSON: ", detail(e.what())));
+  }
+  return json;
+}
+
+Json Json::read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  check(file.is_open(), path, ": cannot be opened for reading; check that it exists and may be read");
+  std::ostringstream out;
+  out << file.rdbuf();
+  const std::string text = out.str();
+  check(!text.empty(), path, ": is empty or cannot be read, expected JSON");
+  return parse(text, path);
+}
+
+bool Json::is_object() const {
+  return value_->is_object();
+}
+bool Json::is_array() const {
+  return value_->is_array();
+}
+bool Json::is_string() const {
+  return value_->is_string();
+}
+bool Json::is_null() const {
+  return value_->is_null();
+}
+bool Json::is_number() const {
+  return value_->is_number();
+}
+bool Json::is_integer() const {
+  return value_->is_number_integer();
+}
+bool Json::is_boolean() const {
+  return value_->is_boolean();
+}
+bool Json::has(const std::string& key) const {
+  return value_->is_object() && value_->contains(key);
+}
+
+std::vector<std::string> Json::keys() const {
+  check(is_object(), where_, " is ", shown(*value_), ", expected an object");
+  std::vector<std::string> names;
+  for (const auto& item : value_->items()) names.push_back(item.key());
+  return names;
+}
+
+std::int64_t Json::size() const {
+  return static_cast<std::int64_t>(value_->size());
+}
+
+Json Json::at(const std::string& key) const {
+  check(is_object(), where_, " is ", shown(*value_), ", expected an object with the key \"", key, "\"");
+  const auto found = value_->find(key);
+  check(found != value_->end(), where_, " has no key \"", key, "\"");
+  Json part = *this;
+  part.value_ = &*found;
+  part.where_ += (value_ == root_.get() ? ": " : ".") + shortened(key);
+  return part;
+}
+
+Json Json::at(std::int64_t index) const {
+  check(is_array(), where_, " is ", shown(*value_), ", expected an array");
+  check(index >= 0 && index < size(), where_, " has ", size(), " elements, none at index ", index);
+  Json part = *this;
+  part.value_ = &(*value_)[static_cast<std::size_t>(index)];
+  part.where_ += str("[", index, "]");
+  return part;
+}
+
+std::string Json::string() const {
+  check(is_string(), where_, " is ", shown(*value_), ", expected a string");
+  return value_->get<std::string>();
+}
+
+std::int64_t Json::integer() const {
+  check(is_integer(), where_, " is ", shown(*value_), ", expected a whole number");
+  const bool fits = !value_->is_number_unsigned() ||
+                    value_->get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<std::int64_t>::max()};
+  check(fits, where_, " is ", shown(*value_), ", which does not fit in 64 bits");
+  return value_->get<std::int64_t>();
+}
+
+double Json::number() const {
+  check(is_number(), where_, " is ", shown(*value_), ", expected a number");
+  return value_->get<double>();
+}
+
+bool Json::boolean() const {
+  check(is_boolean(), where_, " is ", shown(*value_), ", expected true or false");
+  return value_->get<bool>();
+}
+
+void Json::set(const std::string& key, const Json& value) {
+  (*value_)[key] = *value.value_;
+}
+void Json::set(const std::string& key, const std::string& value) {
+  (*value_)[key] = value;
+}
+void Json::set(const std::string& key, const char* value) {
+  (*value_)[key] = value;
+}
+void Json::set(const std::string& key, std::int64_t value) {
+  (*value_)[key] = value;
+}
+void Json::set(const std::string& key, double value) {
+  (*value_)[key] = value;
+}
+void Json::set(const std::string& key, bool value) {
+  (*value_)[key] = value;
+}
+void Json::set_null(const std::string& key) {
+  (*value_)[key] = nullptr;
+}
+void Json::push(const Json& value) {
+  value_->push_back(*value.value_);
+}
+void Json::push(std::int64_t value) {
+  value_->push_back(value);
+}
+void Json::push(double value) {
+  value_->push_back(value);
+}
+void Json::push(const std::string& value) {
+  value_->push_back(value);
+}
+
+// A string that is not UTF-8 (bytes of a sample) is written with replacement characters instead of failing.
+std::string Json::dump(int indent) const {
+  return value_->dump(indent, ' ', false, Value::error_handler_t::replace);
+}
+
+}  // namespace onescale

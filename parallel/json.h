@@ -1,0 +1,62 @@
+// JSON values, as much as config.json, safetensors headers, JSON lines and metrics need. Only json.cpp includes the library.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace onescale {
+
+// A value with shared ownership: copies refer to the same JSON, at() and operator[] to a part of it. Reading a value of another
+// type throws Error naming where the text came from, the key and what was found.
+class Json {
+ public:
+  static Json object();
+  static Json array();
+  // Throws Error "<where>: line L, column C: ..." for a text that is not JSON, or holds a key twice, or anything after the value.
+  static Json parse(std::string_view text, const std::string& where);
+  static Json read_file(const std::string& path);
+
+  bool is_object() const;
+  bool is_array() const;
+  bool is_string() const;
+  bool is_null() const;
+  bool is_number() const;
+  bool is_integer() const;
+  bool is_boolean() const;
+  bool has(const std::string& key) const;  // present, even when null
+  std::vector<std::string> keys() const;   // in the order of the text
+  std::int64_t size() const;
+
+  Json at(const std::string& key) const;   // throws when absent
+  Json at(std::int64_t index) const;
+  std::string string() const;
+  std::int64_t integer() const;            // refuses fractions and what does not fit
+  double number() const;
+  bool boolean() const;
+
+  void set(const std::string& key, const Json& value);
+  void set(const std::string& key, const std::string& value);
+  void set(const std::string& key, const char* value);
+  void set(const std::string& key, std::int64_t value);
+  void set(const std::string& key, int value) { set(key, static_cast<std::int64_t>(value)); }
+  void set(const std::string& key, double value);
+  void set(const std::string& key, bool value);
+  void set_null(const std::string& key);
+  void push(const Json& value);
+  void push(std::int64_t value);
+  void push(double value);
+  void push(const std::string& value);
+
+  std::string dump(int indent = -1) const;  // -1: one line. Doubles are written so that they read back equal
+
+ private:
+  std::shared_ptr<nlohmann::ordered_json> root_;
+  nlohmann::ordered_json* value_ = nullptr;
+  std::string where_;
+};
+
+}  // namespace onescale

@@ -1,0 +1,33 @@
+#include "parallel/units.h"
+
+namespace onescale {
+
+namespace {
+constexpr std::int64_t alignment = 16;  // floats in 64 bytes
+}
+
+FlatLayout::FlatLayout(const ParameterTable& table) : offset(table.parameters.size()) {
+  for (std::size_t i = 0; i < table.parameters.size(); ++i) {
+    const Parameter& p = table.parameters[i];
+    while (unit_numel.size() <= static_cast<std::size_t>(p.unit)) {
+      unit_numel.push_back(0);
+      first_parameter.push_back(i);
+    }
+    offset[i] = unit_numel.back();
+    unit_numel.back() += (p.numel() + alignment - 1) / alignment * alignment;
+  }
+  first_parameter.push_back(table.parameters.size());
+}
+
+Tensors unit_views(const ParameterTable& table, const FlatLayout& layout, int unit, Tensor flat) {
+  Tensors views;
+  const auto u = static_cast<std::size_t>(unit);
+  for (std::size_t i = layout.first_parameter[u]; i < layout.first_parameter[u + 1]; ++i) {
+    const Parameter& p = table.parameters[i];
+    const Tensor t = flat.slice(0, layout.offset[i], layout.offset[i] + p.numel());
+    views.push_back(p.shape.size() == 2 ? t.view({p.shape[0], p.shape[1]}) : t);
+  }
+  return views;
+}
+
+}  // namespace onescale

@@ -1,0 +1,137 @@
+// What the tests of data/ share: a directory that goes away, files, arbitrary texts and a small tokenizer.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "data/shard.h"
+#include "data/tokenizer.h"
+#include "kernels/error.h"
+
+namespace onescale {
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "onescale_data_XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~TempDir() { std::filesystem::remove_all(path_); }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+inline void write_bytes(const std::string& path, const std::string& bytes) {
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+inline std::string read_bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The sentence that work() throws; empty when it throws nothing.
+template <class Exception = Error, class Work>
+std::string sentence_of(const Work& work) {
+  try {
+    work();
+  } catch (const Exception& e) {
+    return e.what();
+  }
+  return "";
+}
+
+inline void expect_contains(const std::string& sentence, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts)
+    EXPECT_NE(sentence.find(part), std::string::npos) << "no '" << part << "' in: " << sentence;
+}
+
+// A text of up to max_parts parts, of which many are the ones that tokenizers tend to change.
+inline std::string arbitrary_text(std::mt19937& random, int max_parts) {
+  static const std::vector<std::string> parts = {std::string(1, '\0'),
+                                                 "\r\n",
+                                                 "\n",
+                                                 "\n\n",
+                                                 "\r",
+                                                 "\t",
+                                                 " ",
+                                                 "    ",
+                                                 "        ",
+                                                 "\n    ",
+                                                 "\xE2\x96\x81",
+                                                 "\xE2\x96",
+                                                 "\xFF",
+                                                 "\xC0\x80",
+                                                 "\xED\xA0\x80",
+                                                 "\xF4\x90\x80\x80",
+                                                 "\xF0\x9F\x98\x80",
+                                                 "\xEF\xBB\xBF",
+                                                 "\xC2\xA0",
+                                                 "e\xCC\x81",
+                                                 "\xEF\xBC\xA1",
+                                                 "<|endoftext|>",
+                                                 "<fim_prefix>",
+                                                 "<fim_middle>",
+                                                 "<fim_suffix>",
+                                                 "<fim_pad>",
+                                                 "<unk>",
+                                                 "<s>",
+                                                 "<0x41>",
+                                                 "def f(x):",
+                                                 "return",
+                                                 "x",
+                                                 "_name",
+                                                 "(self, ",
+                                                 "1234",
+                                                 "0",
+                                                 "==",
+                                                 "\x7F",
+                                                 "\xC4\xA0",
+                                                 "\xC4\x8A"};
+  std::string text;
+  const int n = static_cast<int>(random() % static_cast<unsigned>(max_parts + 1));
+  for (int i = 0; i < n; ++i) {
+    if (random() % 3 == 0) {
+      text += static_cast<char>(random() & 0xFF);
+    } else {
+      text += parts[random() % parts.size()];
+    }
+  }
+  return text;
+}
+
+inline const char* sample_code() {
+  return "import os\n\n\nclass Thing:\n    def __init__(self, name, value=10):\n        self.name = name\n        "
+         "self.value = value\n\n"
+         "    def total(self, items):\n        result = 0\n        for item in items:\n            result += "
+         "item.value * 2\n"
+         "        return result\n\n\ndef main():\n\tthing = Thing('caf\xC3\xA9', 37)\r\n\tif thing.total([thing]) > "
+         "12:\r\n\t\tprint(thing.name)\r\n";
+}
+
+inline const Tokenizer& tiny_tokenizer() {
+  static const Tokenizer tokenizer = [] {
+    WordCounts words;
+    for (int i = 0; i < 3; ++i) words.add(sample_code());
+    return Tokenizer::parse(Tokenizer::train(words, 320), "tiny");
+  }();
+  return tokenizer;
+}
+
+inline Vocabulary vocabulary_of(const Tokenizer& tokenizer) {
+  return {tokenizer.vocab_size(), tokenizer.eot(), tokenizer.hash()};
+}
+
+}  // namespace onescale

@@ -1,0 +1,233 @@
+#include "data/prepare.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "data/batches.h"
+#include "data/documents.h"
+#include "tests/data/helpers.h"
+
+namespace onescale {
+namespace {
+
+// A tree of 60 files and 40 JSON lines, arbitrary bytes among them.
+void write_tree(const TempDir& dir) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 60; ++i) {
+    write_bytes(dir / ("tree/" + std::to_string(i % 7) + "/" + std::to_string(i) + ".py"),
+                std::string(sample_code()) + arbitrary_text(random, 40));
+  }
+  std::string lines;
+  for (int i = 0; i < 40; ++i)
+    lines += "{\"text\": \"for item in items:\\n    print(" + std::to_string(i) + ")\\u2581\\n\"}\n";
+  write_bytes(dir / "tree/lines.jsonl", lines);
+}
+
+PrepareOptions options_of(const TempDir& dir, const std::string& out) {
+  PrepareOptions options;
+  options.inputs = {dir / "tree"};
+  options.out = dir / out;
+  options.vocab_size = 330;
+  options.validation_share = 0.2;
+  options.shard_tokens = 5000;
+  options.seed = 3;
+  options.threads = 2;
+  return options;
+}
+
+std::map<std::string, std::string> files_of(const std::string& dir) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(dir))
+    files[entry.path().filename()] = read_bytes(entry.path());
+  return files;
+}
+
+// The documents of a split as ids, end of text included.
+std::vector<std::vector<std::int32_t>> documents_of(const std::string& dir, const std::string& split,
+                                                    const Tokenizer& tokenizer) {
+  std::vector<std::vector<std::int32_t>> documents;
+  const Dataset data(dir, split, vocabulary_of(tokenizer));
+  for (const Shard& shard : data.shards()) {
+    std::int64_t begin = 0;
+    for (const std::int64_t end : shard.document_ends()) {
+      std::vector<std::int32_t>& ids = documents.emplace_back(static_cast<std::size_t>(end - begin));
+      shard.read(begin, end - begin, ids.data());
+      begin = end;
+    }
+  }
+  return documents;
+}
+
+// Undoes fill-in-the-middle: the text of a document and how it was written.
+std::string restore(const std::vector<std::int32_t>& ids, const Tokenizer& t, FimMode& mode) {
+  EXPECT_EQ(ids[0], t.eot());
+  const auto find = [&](std::int32_t id) { return std::find(ids.begin() + 1, ids.end(), id); };
+  const auto text = [&](auto begin, auto end) { return t.decode(std::vector<std::int32_t>(begin, end)); };
+  const auto prefix = find(t.fim_prefix()), suffix = find(t.fim_suffix()), middle = find(t.fim_middle());
+  mode = FimMode::none;
+  if (prefix == ids.end()) return text(ids.begin(), ids.end());
+  mode = suffix == prefix + 1 ? FimMode::spm : FimMode::psm;
+  // After <fim_middle> comes prefix + middle with spm; psm with an empty prefix looks the same and reads the same.
+  if (mode == FimMode::spm) return text(middle + 1, ids.end()) + text(suffix + 1, middle);
+  return text(prefix + 1, suffix) + text(middle + 1, ids.end()) + text(suffix + 1, middle);
+}
+
+TEST(Prepare, WritesWhatDecodesToTheDocuments) {
+  TempDir dir;
+  write_tree(dir);
+  const PrepareOptions options = options_of(dir, "out");
+  const PrepareSummary summary = prepare(options);
+  const Tokenizer t = Tokenizer::load(dir / "out/tokenizer.model");
+  EXPECT_EQ(t.vocab_size(), 330);
+  EXPECT_EQ(summary.vocab_size, 330);
+
+  std::multiset<std::string> expected, found;
+  std::int64_t bytes = 0;
+  Documents documents(options.inputs, {});
+  for (Document d; documents.next(d);) expected.insert(d.text), bytes += std::ssize(d.text);
+  ASSERT_EQ(expected.size(), 100U);
+  int transformed = 0;
+  std::int64_t train_tokens = 0, val_tokens = 0, val_bytes = 0;
+  FimMode mode{};
+  const auto train = documents_of(dir / "out", "train", t), val = documents_of(dir / "out", "val", t);
+  for (const auto& ids : train) {
+    found.insert(restore(ids, t, mode));
+    transformed += mode != FimMode::none;
+    train_tokens += std::ssize(ids);
+  }
+  for (const auto& ids : val) {
+    const std::string text = restore(ids, t, mode);
+    EXPECT_EQ(mode, FimMode::none);  // held-out text is plain
+    found.insert(text);
+    val_tokens += std::ssize(ids);
+    for (const std::int32_t id : ids) val_bytes += t.byte_length(id);
+  }
+  EXPECT_EQ(found, expected);
+  EXPECT_EQ(summary.train.documents, std::ssize(train));
+  EXPECT_EQ(summary.val.documents, std::ssize(val));
+  EXPECT_EQ(summary.train.psm + summary.train.spm, transformed);
+  EXPECT_EQ(summary.train.tokens, train_tokens);
+  EXPECT_EQ(summary.val.tokens, val_tokens);
+  EXPECT_EQ(summary.val.bytes, val_bytes);
+  EXPECT_EQ(summary.train.bytes + summary.val.bytes, bytes);
+  // Three standard deviations of 100 draws of 0.2 and of about 80 of 0.5.
+  EXPECT_NEAR(static_cast<double>(summary.val.documents), 20, 12);
+  EXPECT_NEAR(transformed, static_cast<double>(train.size()) / 2, 14);
+  EXPECT_GT(summary.train.shards, 1);
+  EXPECT_TRUE(std::filesystem::exists(dir / "out/train_000001.bin"));
+}
+
+TEST(Prepare, IsTheSameForAnyNumberOfThreads) {
+  TempDir dir;
+  write_tree(dir);
+  PrepareOptions options = options_of(dir, "one");
+  options.threads = 1;
+  prepare(options);
+  options.out = dir / "three/";
+  options.threads = 3;
+  std::vector<PrepareProgress> progress;
+  options.progress = [&](const PrepareProgress& p) { progress.push_back(p); };
+  prepare(options);
+  EXPECT_EQ(files_of(dir / "one"), files_of(dir / "three"));
+  ASSERT_FALSE(progress.empty());
+  EXPECT_EQ(std::string(progress.back().phase), "encoding");
+  EXPECT_EQ(progress.back().bytes, progress.back().total_bytes);
+  EXPECT_EQ(progress.back().seconds_left(), 0);
+
+  options.out = dir / "other";
+  options.seed = 4;
+  prepare(options);
+  EXPECT_NE(files_of(dir / "one"), files_of(dir / "other"));
+}
+
+TEST(Prepare, LongDocumentsAreEncodedInTasksWithoutATrace) {
+  TempDir dir;
+  std::string text;
+  while (text.size() < 300'000) text += sample_code();
+  write_bytes(dir / "tree/long.txt", text);
+  PrepareOptions options = options_of(dir, "out");
+  options.validation_share = 0;
+  options.fim.fim = 0;
+  prepare(options);
+  const Tokenizer t = Tokenizer::load(dir / "out/tokenizer.model");
+  std::vector<std::int32_t> expected = {t.eot()};
+  for (const std::int32_t id : t.encode(text)) expected.push_back(id);
+  const auto documents = documents_of(dir / "out", "train", t);
+  ASSERT_EQ(documents.size(), 1U);
+  EXPECT_EQ(documents[0], expected);
+  EXPECT_FALSE(Dataset::exists(dir / "out", "val"));
+}
+
+TEST(Prepare, PromptsAreNoTargets) {
+  TempDir dir;
+  write_bytes(dir / "tree/d.jsonl",
+              "{\"prompt\": \"what is 1+1?\", \"completion\": \" it is 2\"}\n{\"text\": \"import os\"}\n");
+  write_bytes(dir / "code/a.py", sample_code());
+  write_bytes(dir / "model", tiny_tokenizer().model());
+  PrepareOptions options = options_of(dir, "out");
+  options.tokenizer = dir / "model";
+  options.validation_share = 0;
+  options.fim.fim = 1;  // acts on plain documents alone
+  prepare(options);
+  const Tokenizer& t = tiny_tokenizer();
+  const auto prompt = std::ssize(t.encode("what is 1+1?")), completion = std::ssize(t.encode(" it is 2"));
+  const Dataset data(dir / "out", "train", vocabulary_of(t));
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(data.tokens()));
+  std::vector<std::uint8_t> mask(ids.size());
+  data.read(0, data.tokens(), ids.data(), mask.data());
+  EXPECT_EQ(t.decode(std::span(ids).first(static_cast<std::size_t>(1 + prompt + completion))), "what is 1+1? it is 2");
+  for (std::int64_t i = 0; i < data.tokens(); ++i)
+    EXPECT_EQ(mask[static_cast<std::size_t>(i)] != 0, i >= 1 && i <= prompt) << i;
+}
+
+TEST(Prepare, ReusesOrRefusesWhatIsThere) {
+  TempDir dir;
+  write_tree(dir);
+  PrepareOptions options = options_of(dir, "out");
+  const PrepareSummary first = prepare(options);
+  EXPECT_FALSE(first.reused);
+  options.threads = 1;
+  const PrepareSummary second = prepare(options);
+  EXPECT_TRUE(second.reused);
+  EXPECT_EQ(second.train.tokens, first.train.tokens);
+  EXPECT_EQ(second.val.bytes, first.val.bytes);
+  const auto before = files_of(dir / "out");
+  options.seed = 9;
+  expect_contains(sentence_of<UsageError>([&] { prepare(options); }),
+                  {"out exists", "seed \"3\"", "not \"9\"", "another directory"});
+  options.seed = 3;
+  write_bytes(dir / "tree/new.py", "x");
+  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"out exists", "files 61, not 62"});
+  EXPECT_EQ(files_of(dir / "out"), before);
+  write_bytes(dir / "mine/notes.txt", "keep me");
+  options.out = dir / "mine";
+  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"mine exists and is not a prepared data set"});
+  EXPECT_EQ(read_bytes(dir / "mine/notes.txt"), "keep me");
+}
+
+TEST(Prepare, FailuresLeaveNothing) {
+  TempDir dir;
+  write_tree(dir);
+  write_bytes(dir / "tree/zzz.jsonl", "{\"text\": \"a\"}\n{\"text\": broken}\n");
+  PrepareOptions options = options_of(dir, "out");
+  std::filesystem::create_directories(dir / "out.partial");  // what a killed run left behind
+  expect_contains(sentence_of([&] { prepare(options); }), {"zzz.jsonl line 2"});
+  EXPECT_FALSE(std::filesystem::exists(dir / "out"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "out.partial"));
+
+  options.inputs = {dir / "tree/0"};
+  options.out = "/proc/out";
+  expect_contains(sentence_of([&] { prepare(options); }), {"/proc/out", "cannot be made"});
+  options.out = "";
+  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"No output directory"});
+  options.out = dir / "out";
+  options.vocab_size = 100'000;
+  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"vocab_size is 100000", "at most"});
+  options.vocab_size = 330;
+  options.fim.fim = 1.5;
+  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"fim_rate is 1.5", "between 0 and 1"});
+}
+
+}  // namespace
+}  // namespace onescale

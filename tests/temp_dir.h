@@ -1,0 +1,42 @@
+// A directory of a test's own, removed at its end, and the sentence of an error.
+#pragma once
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "kernels/error.h"
+
+namespace onescale {
+
+class TempDir {
+ public:
+  TempDir() : path_((std::filesystem::temp_directory_path() / "onescale_test_XXXXXX").string()) {
+    check(mkdtemp(path_.data()) != nullptr, path_, " cannot be created");
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+// What the Error thrown by `f` says; empty when it throws none.
+template <class F>
+std::string sentence(F f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace onescale

@@ -1,0 +1,282 @@
+// Bad input to the program itself: each case ends with exit code 2 (usage) or 1, exactly one sentence on standard error
+// with the value, the place and the fix, and nothing that existed before is changed.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "tests/temp_dir.h"
+
+namespace onescale {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+std::string read_file(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+Words operator+(Words a, const Words& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+struct Outcome {
+  int code = -1;
+  std::string out, error;
+};
+
+struct Case {
+  const char* name;
+  Words words;
+  int code;
+  Words parts;                          // of the sentence
+  rlim_t largest_file = RLIM_INFINITY;  // stands for a full disk: writing beyond it fails
+};
+
+// A prepared corpus, a trained run and a Hugging Face model, made once.
+class BadInput : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    dir_ = new TempDir;  // NOLINT: lives until TearDownTestSuite
+    fs::create_directories(at("corpus"));
+    for (int i = 0; i < 40; ++i) {
+      std::string text;
+      for (int j = 0; j < 12; ++j) {
+        text += "def f" + std::to_string(i * j) + "(x, y):\n    return x * " + std::to_string(i + j) + " + y[" +
+                std::to_string(j) + "]\n\n";
+      }
+      write("corpus/" + std::to_string(i) + ".py", text);
+    }
+    must({"prepare", "--input", at("corpus"), "--out", at("data"), "--vocab_size", "320", "--val_share", "0.2"});
+    must(train("run"));
+    fs::copy(fs::path(FIXTURES) / "golden/mqa", at("hf"), fs::copy_options::recursive);
+  }
+  static void TearDownTestSuite() { delete dir_; }
+
+  static std::string at(const std::string& name) { return *dir_ / name; }
+  static std::string write(const std::string& name, const std::string& text) {
+    fs::create_directories(fs::path(at(name)).parent_path());
+    std::ofstream(at(name), std::ios::binary) << text;
+    return at(name);
+  }
+  // A model directory like hf, but with another model.safetensors.
+  static std::string model_with(const std::string& name, const std::string& file) {
+    fs::create_directories(at(name));
+    fs::copy_file(at("hf/config.json"), at(name + "/config.json"), fs::copy_options::overwrite_existing);
+    write(name + "/model.safetensors", file);
+    return at(name);
+  }
+  static std::string safetensors(const std::string& header, std::size_t data) {
+    const auto length = static_cast<std::uint64_t>(header.size());
+    return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + std::string(data, '\0');
+  }
+  static Words train(const std::string& run, const Words& more = {}) {
+    return Words{"train", "--data",   at("data"), "--run_dir",      at(run), "--n_positions",  "16", "--n_embd",
+                 "8",     "--n_head", "2",        "--n_layer",      "1",     "--global_batch", "4",  "--micro_batch",
+                 "2",     "--steps",  "2",        "--eval_batches", "1"} +
+           more;
+  }
+
+  static Outcome run(const Words& words, rlim_t largest_file = RLIM_INFINITY) {
+    const std::string out = at("stdout"), error = at("stderr");
+    const pid_t child = fork();
+    if (child == 0) {
+      std::vector<char*> argv = {const_cast<char*>("onescale")};
+      for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+      argv.push_back(nullptr);
+      dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644), STDOUT_FILENO);
+      dup2(open(error.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644), STDERR_FILENO);
+      const rlimit limit = {largest_file, largest_file};
+      setrlimit(RLIMIT_FSIZE, &limit);
+      std::signal(SIGXFSZ, SIG_IGN);
+      execv(ONESCALE, argv.data());
+      _exit(127);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(error)};
+  }
+  static void must(const Words& words) {
+    const Outcome outcome = run(words);
+    ASSERT_EQ(outcome.code, 0) << words[0] << ": " << outcome.error << outcome.out;
+  }
+  // Everything that a failure must leave alone.
+  static std::map<std::string, std::string> kept() {
+    std::map<std::string, std::string> files;
+    for (const char* top : {"corpus", "data", "run/checkpoints", "hf"}) {
+      for (const auto& entry : fs::recursive_directory_iterator(at(top))) {
+        if (entry.is_regular_file()) files[entry.path().string()] = read_file(entry.path().string());
+      }
+    }
+    return files;
+  }
+  static void check_cases(const std::vector<Case>& cases) {
+    const auto before = kept();
+    for (const Case& c : cases) {
+      SCOPED_TRACE(c.name);
+      const Outcome outcome = run(c.words, c.largest_file);
+      EXPECT_EQ(outcome.code, c.code) << outcome.error << outcome.out;
+      EXPECT_TRUE(outcome.error.starts_with("onescale: ")) << outcome.error;
+      EXPECT_EQ(std::count(outcome.error.begin(), outcome.error.end(), '\n'), 1) << outcome.error;
+      EXPECT_GT(outcome.error.size(), 40u) << outcome.error;
+      for (const std::string& part : c.parts)
+        EXPECT_NE(outcome.error.find(part), std::string::npos) << part << "\n" << outcome.error;
+      EXPECT_TRUE(kept() == before);
+    }
+  }
+
+  static TempDir* dir_;
+};
+TempDir* BadInput::dir_ = nullptr;
+
+TEST_F(BadInput, Options) {
+  const std::string key = write("key.toml", "lr = 1e-3\nn_layr = 2\n"),
+                    type = write("type.toml", "\nsteps = \"many\"\n"), syntax = write("syntax.toml", "steps\n");
+  check_cases({
+      {"command", {"trainn"}, 2, {"'trainn'", "train"}},
+      {"option", train("x", {"--n_embed", "8"}), 2, {"--n_embed", "--n_embd"}},
+      {"option of another command", train("x", {"--top_k", "8"}), 2, {"--top_k", "train", "leave it out"}},
+      {"option missing", {"train", "--data", at("data")}, 2, {"run_dir", "--run_dir"}},
+      {"value missing", train("x", {"--lr"}), 2, {"--lr", "no value"}},
+      {"type", train("x", {"--lr", "fast"}), 2, {"lr", "'fast'", "number", "command line"}},
+      {"range", train("x", {"--steps", "-3"}), 2, {"steps", "'-3'", ">= 1"}},
+      {"choice", train("x", {"--schedule", "cosin"}), 2, {"schedule", "'cosin'", "cosine|linear"}},
+      {"key of a file", train("x", {"--config", key}), 2, {key + ":2", "'n_layr'", "n_layer"}},
+      {"type in a file", train("x", {"--config", type}), 2, {type + ":2", "steps", "\"many\"", "without quotes"}},
+      {"syntax of a file", train("x", {"--config", syntax}), 2, {syntax + ":1", "'steps'", "name = value"}},
+      {"file missing", train("x", {"--config", at("none.toml")}), 2, {at("none.toml"), "cannot be read"}},
+      {"device", train("x", {"--device", "cuda"}), 2, {"cuda", "--device cpu"}},
+  });
+  EXPECT_FALSE(fs::exists(at("x")));
+}
+
+TEST_F(BadInput, Sizes) {
+  check_cases({
+      {"T over n_positions", train("x", {"--seq_len", "17"}), 2, {"seq_len", "17", "n_positions", "16"}},
+      {"heads", train("x", {"--n_embd", "48", "--n_head", "5"}), 2, {"n_head", "5", "48", "4 and 6"}},
+      {"micro-batch",
+       train("x", {"--global_batch", "12", "--micro_batch", "5"}),
+       2,
+       {"micro_batch", "5", "12", "4 and 6"}},
+      {"vocabulary", train("x", {"--vocab_size", "100"}), 2, {"vocab_size", "100", "320"}},
+      {"fewer tokens than a batch",
+       train("x", {"--global_batch", "100000", "--micro_batch", "10"}),
+       1,
+       {"data", "100000"}},
+      {"model of another vocabulary",
+       {"train", "--data", at("data"), "--run_dir", at("x"), "--model", at("hf"), "--global_batch", "8"},
+       2,
+       {"320", "99", "vocab_size"}},
+  });
+}
+
+TEST_F(BadInput, Data) {
+  fs::create_directories(at("empty"));
+  fs::copy(at("data"), at("cut"));
+  fs::resize_file(at("cut/train_000000.bin"), fs::file_size(at("cut/train_000000.bin")) - 3);
+  fs::copy(at("data"), at("mixed"));
+  must({"prepare", "--input", at("corpus/1.py"), at("corpus/2.py"), at("corpus/3.py"), "--out", at("other"),
+        "--vocab_size", "300", "--val_share", "0.4"});
+  fs::copy_file(at("other/tokenizer.model"), at("mixed/tokenizer.model"), fs::copy_options::overwrite_existing);
+  const std::string lines = write("lines.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\",}\n"),
+                    field = write("field.jsonl", "{\"text\": \"a\"}\n\n{\"txt\": \"b\"}\n"),
+                    empty = write("empty.py", ""), one = write("one.py", "x = 1\n");
+  const auto prepare = [&](const std::string& input) {
+    return Words{"prepare", "--input", input, "--out", at("p"), "--vocab_size", "300"};
+  };
+  const auto train_on = [&](const std::string& data) {
+    Words words = train("x");
+    words[2] = at(data);
+    return words;
+  };
+  check_cases({
+      {"JSON line", prepare(lines), 1, {lines, "line 2", "column"}},
+      {"JSON line without text", prepare(field), 1, {field, "line 3", "text"}},
+      {"no text", prepare(empty), 2, {empty, "bytes"}},
+      {"no input", prepare(at("none")), 2, {at("none"), "does not exist"}},
+      {"vocabulary too large", prepare(one), 2, {"vocab_size", "300"}},
+      {"tokenizer", prepare(at("corpus")) + Words{"--tokenizer", one}, 1, {one}},
+      {"other settings",
+       {"prepare", "--input", at("corpus"), "--out", at("data"), "--vocab_size", "321"},
+       2,
+       {at("data"), "320", "321"}},
+      {"place", {"prepare", "--input", at("corpus"), "--out", at("run")}, 2, {at("run"), "another directory"}},
+      {"directory without shards", train_on("empty"), 2, {at("empty")}},
+      {"truncated shard", train_on("cut"), 1, {"cut/train_000000.bin", "bytes"}},
+      {"tokenizer of other data", train_on("mixed"), 1, {"mixed/train_000000.bin", "tokenizer"}},
+  });
+}
+
+TEST_F(BadInput, Models) {
+  const std::string absurd = std::string(7, '\xff') + "\x7f" + "{}", whole = read_file(at("hf/model.safetensors"));
+  const std::string overlap = safetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                                          R"("b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+                                          12);
+  const auto eval = [&](const std::string& model) { return Words{"eval", "--data", at("data"), "--model", model}; };
+  write("llama/config.json", R"({"model_type": "llama"})");
+  write("json/config.json", "{\n \"model_type\": \"gpt_bigcode\"\n \"n_head\": 4\n}");
+  check_cases({
+      {"absurd header", eval(model_with("absurd", absurd)), 1, {"absurd/model.safetensors", "header"}},
+      {"overlapping ranges", eval(model_with("overlap", overlap)), 1, {"overlap/model.safetensors", "overlap"}},
+      {"truncated file",
+       eval(model_with("short", whole.substr(0, whole.size() - 5))),
+       1,
+       {"short/model.safetensors", "truncated"}},
+      {"other tensors",
+       eval(model_with("a", safetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8))),
+       1,
+       {at("a"), "missing", "unexpected: a"}},
+      {"another model", eval(at("llama")), 2, {"llama/config.json", "llama", "gpt_bigcode"}},
+      {"config.json", eval(at("json")), 1, {"json/config.json", "line 3"}},
+      {"no model", eval(at("none")), 1, {at("none"), "Hugging Face directory"}},
+      {"no tokenizer", {"generate", "--model", at("hf"), "--prompt", "a"}, 1, {at("hf"), "tokenizer.model"}},
+      {"no batch", {"gradients", "--model", at("hf"), "--batch", at("none"), "--out", at("g")}, 1, {at("none")}},
+  });
+}
+
+TEST_F(BadInput, RunDirectories) {
+  write("full/file", "x");
+  const Words export_run = {"export", "--model", at("run"), "--out"};
+  check_cases({
+      {"unwritable", train("corpus/1.py/run"), 1, {at("corpus/1.py/run")}},
+      {"a file", train("corpus/1.py"), 2, {at("corpus/1.py"), "not a directory"}},
+      {"not a run", train("full"), 2, {at("full"), "new directory"}},
+      {"other sizes", train("run", {"--n_layer", "2"}), 2, {at("run"), "n_layer = 1", "another run_dir"}},
+      {"other seed", train("run", {"--seed", "2"}), 2, {at("run"), "seed = 1", "2"}},
+      {"export to a place that is taken", export_run + Words{at("hf")}, 2, {at("hf"), "exists"}},
+      {"no space for the last checkpoint", train("nospace"), 1, {"saved"}, 4096},
+      {"no space for an export", export_run + Words{at("e")}, 1, {at("e")}, 1024},
+      {"no space for shards",
+       {"prepare", "--input", at("corpus"), "--out", at("p"), "--vocab_size", "320"},
+       1,
+       {at("p")},
+       1024},
+  });
+  EXPECT_FALSE(fs::exists(at("e")));
+  EXPECT_FALSE(fs::exists(at("p")));
+}
+
+TEST_F(BadInput, CheckpointsThatWereDamaged) {
+  fs::copy(at("run"), at("damaged"), fs::copy_options::recursive);
+  const fs::path checkpoint = fs::path(at("damaged")) / "checkpoints/step-00000002/model.safetensors";
+  std::fstream file(checkpoint, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-3, std::ios::end);
+  file.put('\x55');
+  file.close();
+  check_cases(
+      {{"all checkpoints damaged", train("damaged", {"--steps", "3"}), 1, {"step-00000002", "model.safetensors"}}});
+}
+
+}  // namespace
+}  // namespace onescale

@@ -1,0 +1,18 @@
+// The commands; each returns the program's exit code: 0 done, 75 saved and wants to be started again.
+#pragma once
+
+#include "train/options.h"
+
+namespace onescale {
+
+inline constexpr int exit_requeue = 75;
+
+int prepare_command(const Options& options);
+int train_command(const Options& options);
+int eval_command(const Options& options);
+int generate_command(const Options& options);
+int export_command(const Options& options);
+int plan_command(const Options& options);
+int gradients_command(const Options& options);
+
+}  // namespace onescale

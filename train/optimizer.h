@@ -1,0 +1,40 @@
+// AdamW and SGD over the owned parts of all units.
+#pragma once
+
+#include <string>
+
+#include "parallel/units.h"
+
+namespace onescale {
+
+struct OptimizerSettings {
+  bool adamw = true;  // otherwise plain SGD
+  float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
+};
+
+class Optimizer {
+ public:
+  // Takes the moments' memory: two floats an owned element for AdamW, none for SGD.
+  Optimizer(Device& device, const ParameterTable& table, const FlatLayout& layout, Weights& weights,
+            const OptimizerSettings& settings);
+
+  // One update of every owned element with the step's reduced gradients times `gradient_scale`. Weight decay acts where
+  // the table says.
+  void update(Weights& weights, Gradients& gradients, double lr, double gradient_scale);
+
+  bool has_moments() const { return settings_.adamw; }
+  // The owned part of a unit's first (0) or second (1) moments.
+  Tensor moments(int which, int unit) const { return (which == 0 ? m_ : v_)[static_cast<std::size_t>(unit)]; }
+  std::int64_t updates() const { return updates_; }  // Adam's own count
+  void set_updates(std::int64_t updates) { updates_ = updates; }
+
+ private:
+  Device& dev_;
+  const ParameterTable& table_;
+  const FlatLayout& layout_;
+  OptimizerSettings settings_;
+  std::vector<Tensor> m_, v_;
+  std::int64_t updates_ = 0;
+};
+
+}  // namespace onescale

@@ -1,0 +1,244 @@
+#include "train/options.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+#include <sstream>
+
+#include "kernels/error.h"
+
+namespace onescale {
+namespace {
+
+using Integer = std::int64_t Options::*;
+using Number = double Options::*;
+using Flag = bool Options::*;
+using Text = std::string Options::*;
+using List = std::vector<std::string> Options::*;
+
+template <class... Cases>
+struct Overloaded : Cases... {
+  using Cases::operator()...;
+};
+template <class... Cases>
+Overloaded(Cases...) -> Overloaded<Cases...>;
+
+std::string number_text(double value) {  // the shortest that reads back equal
+  std::array<char, 32> buffer;
+  return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr};
+}
+
+std::string quote(const std::string& text) {  // a TOML basic string
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (byte < 0x20 || byte == 0x7f) {
+      std::array<char, 8> escape;
+      std::snprintf(escape.data(), escape.size(), "\\u%04X", byte);
+      out += escape.data();
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+bool is_choice(const std::string& choices, const std::string& text) {
+  std::istringstream in(choices);
+  for (std::string choice; std::getline(in, choice, '|');) {
+    if (choice == text) return true;
+  }
+  return choices.empty();
+}
+
+template <class T>
+bool read_number(std::string text, T& value, const Option& option) {
+  std::erase(text, '_');  // 1_000_000 as in TOML
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, value);
+  const auto number = static_cast<double>(value);
+  return at == end && error == std::errc() && std::isfinite(number) && number >= option.min && number <= option.max;
+}
+
+// A size's own options are left out where the model's directory decides.
+template <class Visit>
+void for_each_option(const Options& options, const Visit& visit) {
+  for (const Option& option : option_table()) {
+    if (option.belongs(options.letter) && (options.model.empty() || option.group != sizes_group)) visit(option);
+  }
+}
+
+}  // namespace
+
+bool Options::has(const std::string& name) const {
+  return std::binary_search(given.begin(), given.end(), name);
+}
+
+bool Option::belongs(char letter) const {
+  const std::string letters = commands;
+  return letters.find(letter) != std::string::npos || required(letter);
+}
+
+bool Option::required(char letter) const {
+  return std::string(commands).find(static_cast<char>(std::toupper(letter))) != std::string::npos;
+}
+
+bool Option::fixed() const {
+  return std::string(commands).back() == '!';
+}
+
+const Option* find_option(const std::string& name) {
+  for (const Option& option : option_table()) {
+    if (option.name == name) return &option;
+  }
+  return nullptr;
+}
+
+Options defaults(const Command& command) {
+  Options options;
+  options.command = command.name;
+  options.letter = command.letter;
+  if (options.command == "prepare") options.vocab_size = 32768;
+  if (options.command == "plan") options.vocab_size = 49152;
+  if (options.command == "eval") options.eval_batches = 0;
+  return options;
+}
+
+void set_option(Options& options, const Option& option, const std::vector<std::string>& texts,
+                const std::string& where) {
+  const bool list = std::holds_alternative<List>(option.member);
+  check_usage(list || texts.size() == 1, where, ": ", option.name, " has ", texts.size(), " values: give ",
+              expected(option));
+  const bool ok = std::visit(Overloaded{[&](Integer member) { return read_number(texts[0], options.*member, option); },
+                                        [&](Number member) { return read_number(texts[0], options.*member, option); },
+                                        [&](Flag member) {
+                                          options.*member = texts[0] == "true";
+                                          return is_choice("true|false", texts[0]);
+                                        },
+                                        [&](Text member) {
+                                          options.*member = texts[0];
+                                          return is_choice(option.choices, texts[0]);
+                                        },
+                                        [&](List member) {
+                                          options.*member = texts;
+                                          return true;
+                                        }},
+                             option.member);
+  check_usage(ok, where, ": ", option.name, " is '", texts.empty() ? "" : texts[0], "': give ", expected(option),
+              ", such as ", text_of({}, option, false));
+}
+
+std::string text_of(const Options& options, const Option& option, bool toml) {
+  return std::visit(Overloaded{[&](Integer member) { return std::to_string(options.*member); },
+                               [&](Number member) {
+                                 const std::string text = number_text(options.*member);
+                                 const bool whole = text.find_first_not_of("0123456789") == std::string::npos;
+                                 return toml && whole ? text + ".0" : text;
+                               },
+                               [&](Flag member) { return std::string(options.*member ? "true" : "false"); },
+                               [&](Text member) { return toml ? quote(options.*member) : options.*member; },
+                               [&](List member) {
+                                 std::string out;
+                                 for (const auto& text : options.*member)
+                                   out += (out.empty() ? "" : ", ") + quote(text);
+                                 return "[" + out + "]";
+                               }},
+                    option.member);
+}
+
+std::string expected(const Option& option) {
+  if (std::holds_alternative<Flag>(option.member)) return "true or false";
+  if (std::holds_alternative<Text>(option.member)) return *option.choices ? str("one of ", option.choices) : "one text";
+  return str(std::holds_alternative<Integer>(option.member) ? "a whole number >= " : "a number >= ",
+             number_text(option.min), std::isinf(option.max) ? "" : " and <= " + number_text(option.max));
+}
+
+std::string nearest(const std::string& name, const std::vector<std::string>& names) {
+  const auto distance = [&](const std::string& other) {  // Levenshtein (1966), one row of the table at a time
+    std::vector<std::size_t> row(other.size() + 1);
+    std::iota(row.begin(), row.end(), 0);
+    for (std::size_t i = 1; i <= name.size(); ++i) {
+      std::size_t diagonal = std::exchange(row[0], i);
+      for (std::size_t j = 1; j <= other.size(); ++j) {
+        const std::size_t change = diagonal + (name[i - 1] != other[j - 1] ? 1 : 0);
+        diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, change}));
+      }
+    }
+    return row.back();
+  };
+  return *std::min_element(names.begin(), names.end(),
+                           [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+}
+
+void check_options(const Options& o) {
+  const std::string program = o.command + ": ";
+  for (const Option& option : option_table()) {
+    const std::string text = text_of(o, option, false);
+    check_usage(!option.required(o.letter) || (!text.empty() && text != "[]"), program, option.name, " is missing (",
+                option.help, "): give --", option.name, " on the command line or ", option.name,
+                " = ... in a configuration file");
+    check_usage(o.model.empty() || option.group != sizes_group || !o.has(option.name) || !option.belongs(o.letter),
+                program, option.name, " is given as well as model ", o.model,
+                ", which has its own: leave one of them out");
+  }
+  if (find_option("global_batch")->belongs(o.letter) && o.global_batch % o.micro_batch != 0) {
+    std::int64_t below = o.micro_batch, above = o.micro_batch;
+    while (o.global_batch % below != 0) --below;
+    while (above < o.global_batch && o.global_batch % above != 0) ++above;
+    throw UsageError(str(program, "micro_batch is ", o.micro_batch, ", which does not divide global_batch ",
+                         o.global_batch,
+                         above > o.global_batch ? str(": the nearest that does is ", below)
+                                                : str(": the nearest that do are ", below, " and ", above)));
+  }
+  if (o.command == "train") {
+    check_usage(o.schedule == "constant" || o.min_lr <= o.lr, program, "min_lr is ", o.min_lr, ", above lr ", o.lr,
+                ": lower min_lr or raise lr");
+    check_usage(o.schedule != "wsd" || (o.decay_steps > 0 && o.warmup_steps + o.decay_steps <= o.steps), program,
+                "decay_steps is ", o.decay_steps,
+                ": schedule wsd needs 1 to steps - warmup_steps = ", o.steps - o.warmup_steps);
+  }
+  if (o.command == "generate") {
+    check_usage(o.prompt.empty() || o.prompt_file.empty(), program, "prompt is given as well as prompt_file ",
+                o.prompt_file, ": leave one of them out");
+    check_usage(o.infill || o.suffix.empty(), program,
+                "suffix is given without infill: add --infill to fill in before it");
+  }
+}
+
+std::string print_config(const Options& options) {
+  std::string out = "# onescale " + options.command + "\n", group;
+  for_each_option(options, [&](const Option& option) {
+    if (group != option.group) out += str("\n# ", group = option.group, "\n");
+    out += str(option.name, " = ", text_of(options, option, true), "\n");
+  });
+  return out;
+}
+
+Flat flat(const Options& options) {
+  Flat out;
+  for_each_option(options,
+                  [&](const Option& option) { out.emplace_back(option.name, text_of(options, option, false)); });
+  return out;
+}
+
+std::vector<Change> changed(const Flat& before, const Flat& now) {
+  std::vector<Change> changes;
+  for (const auto& pair : now) {
+    const auto old =
+        std::find_if(before.begin(), before.end(), [&](const auto& other) { return other.first == pair.first; });
+    const Option* option = find_option(pair.first);
+    if (old == before.end() || old->second == pair.second) continue;
+    changes.push_back({pair.first, old->second, pair.second, option && option->fixed()});
+  }
+  return changes;
+}
+
+}  // namespace onescale

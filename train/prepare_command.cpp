@@ -1,0 +1,59 @@
+// `onescale prepare`: documents to a tokenizer and token shards.
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "data/prepare.h"
+#include "train/commands.h"
+#include "train/metrics.h"
+
+namespace onescale {
+
+int prepare_command(const Options& options) {
+  PrepareOptions prepare_options;
+  prepare_options.inputs = options.input;
+  prepare_options.patterns = options.pattern;
+  prepare_options.out = options.out;
+  prepare_options.tokenizer = options.tokenizer;
+  if (options.vocab_size) prepare_options.vocab_size = options.vocab_size;
+  prepare_options.validation_share = options.val_share;
+  prepare_options.fim = {options.fim_rate, options.fim_spm_rate};
+  prepare_options.seed = static_cast<std::uint64_t>(options.seed);
+  prepare_options.threads = static_cast<int>(options.threads);
+  prepare_options.shard_tokens = options.shard_tokens;
+  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  double last_line = 0;
+  const char* last_phase = nullptr;
+  prepare_options.progress = [&](const PrepareProgress& p) {
+    const bool new_phase = p.phase != last_phase, done = p.bytes >= p.total_bytes;
+    // Off a terminal a line every ten seconds is enough.
+    if (!terminal && !new_phase && !done && p.seconds < last_line + 10) return;
+    if (terminal && new_phase && last_phase) std::fputc('\n', stdout);
+    last_phase = p.phase;
+    last_line = p.seconds;
+    std::printf("%s%s: %.1f of %.1f MB, %.1f MB/s, %lld tokens, %s left%s", terminal ? "\r\033[K" : "", p.phase,
+                static_cast<double>(p.bytes) / 1e6, static_cast<double>(p.total_bytes) / 1e6,
+                p.bytes_per_second() / 1e6, static_cast<long long>(p.tokens), duration_text(p.seconds_left()).c_str(),
+                terminal ? "" : "\n");
+    std::fflush(stdout);
+  };
+  const PrepareSummary summary = prepare(prepare_options);
+  if (terminal && last_phase) std::fputc('\n', stdout);
+  const auto line = [](const char* name, const SplitSummary& s) {
+    std::printf(
+        "%-6s %lld documents, %.2f MB, %lld tokens (%.2f bytes a token) in %lld shards; fill-in-the-middle: %lld PSM, "
+        "%lld SPM\n",
+        name, static_cast<long long>(s.documents), static_cast<double>(s.bytes) / 1e6, static_cast<long long>(s.tokens),
+        s.tokens ? static_cast<double>(s.bytes) / static_cast<double>(s.tokens) : 0.0, static_cast<long long>(s.shards),
+        static_cast<long long>(s.psm), static_cast<long long>(s.spm));
+  };
+  if (summary.reused)
+    std::printf("%s was made from the same input with the same settings already\n", options.out.c_str());
+  line("train", summary.train);
+  line("val", summary.val);
+  std::printf("%s: vocabulary of %lld, %.1f s\n", options.out.c_str(), static_cast<long long>(summary.vocab_size),
+              summary.seconds);
+  return 0;
+}
+
+}  // namespace onescale

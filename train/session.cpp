@@ -1,0 +1,121 @@
+#include "train/session.h"
+
+#include <filesystem>
+#include <iomanip>
+#include <numeric>
+
+#include "kernels/error.h"
+#include "model/parameters.h"
+
+namespace onescale {
+
+std::unique_ptr<Device> make_device(const Options& options, bool dry) {
+  check_usage(options.device != "cuda", "device cuda: this build has no CUDA backend; use --device cpu");
+  return make_cpu_device(static_cast<int>(options.threads), dry);
+}
+
+DType parse_dtype(const std::string& name) {
+  return name == "bfloat16" ? DType::bfloat16 : DType::float32;
+}
+
+Recompute parse_recompute(const std::string& name) {
+  if (name == "light") return Recompute::light;
+  return name == "block" ? Recompute::block : Recompute::none;
+}
+
+ModelConfig config_from_options(const Options& o, std::int64_t tokenizer_size) {
+  ModelConfig c;
+  c.vocab_size = o.vocab_size ? o.vocab_size : tokenizer_size;
+  c.n_positions = o.n_positions;
+  c.n_embd = o.n_embd;
+  c.n_layer = o.n_layer;
+  c.n_head = o.n_head;
+  c.n_inner = o.n_inner ? o.n_inner : 4 * o.n_embd;
+  c.multi_query = o.multi_query;
+  c.gelu = o.activation_function == "gelu" ? Gelu::erf : Gelu::tanh;
+  c.scale_attn_weights = o.scale_attn_weights;
+  c.layer_norm_epsilon = static_cast<float>(o.layer_norm_epsilon);
+  c.initializer_range = static_cast<float>(o.initializer_range);
+  c.embd_pdrop = static_cast<float>(o.embd_pdrop);
+  c.resid_pdrop = static_cast<float>(o.resid_pdrop);
+  c.attn_pdrop = static_cast<float>(o.attn_pdrop);
+  c.tie_word_embeddings = o.tie_word_embeddings;
+  c.bos_token_id = c.eos_token_id = -1;
+  check_config(c, "the model's options");
+  return c;
+}
+
+StepSettings step_settings(const Options& o, std::int64_t seq_len) {
+  StepSettings s;
+  s.micro_batch = o.micro_batch;
+  s.seq_len = seq_len;
+  s.dtype = parse_dtype(o.dtype);
+  s.recompute = parse_recompute(o.recompute);
+  s.optimizer = {o.optimizer == "adamw", static_cast<float>(o.beta1), static_cast<float>(o.beta2),
+                 static_cast<float>(o.eps), static_cast<float>(o.weight_decay)};
+  s.clip_norm = o.clip_norm;
+  return s;
+}
+
+ModelSource::ModelSource(const std::string& path) : dir_(path) {
+  namespace fs = std::filesystem;
+  check(fs::is_directory(path), "model ", path,
+        " is not a directory; give a Hugging Face directory, a checkpoint or a run directory");
+  if (!fs::exists(fs::path(path) / "config.json") && fs::is_directory(fs::path(path) / "checkpoints")) {
+    const FoundCheckpoint found = find_checkpoint(path);
+    check(found.checkpoint.has_value(), "run directory ", path, " has no checkpoint yet");
+    dir_ = found.checkpoint->path();
+  }
+  config_ = read_config((fs::path(dir_) / "config.json").string());
+  table_ = gpt_bigcode_table(config_);
+  reader_ = std::make_unique<ModelReader>(dir_, config_, table_);
+}
+
+void ModelSource::read(std::size_t parameter, float* out) const {
+  reader_->read(parameter, 0, table_.parameters[parameter].numel(), out);
+}
+
+std::optional<Tokenizer> ModelSource::tokenizer() const {
+  const auto file = std::filesystem::path(dir_) / "tokenizer.model";
+  if (!std::filesystem::exists(file)) return std::nullopt;
+  return Tokenizer::load(file.string());
+}
+
+std::unique_ptr<Device> planned_device(const Options& options, const std::function<void(Device&)>& work,
+                                       std::unique_ptr<Device>* plan) {
+  std::unique_ptr<Device> dry = make_device(options, true);
+  work(*dry);
+  std::unique_ptr<Device> device = make_device(options, false);
+  device->reserve_scratch(dry->memory()[static_cast<std::size_t>(Kind::kernel_scratch)]);
+  if (plan) *plan = std::move(dry);
+  return device;
+}
+
+std::string bytes_text(double bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  std::size_t unit = 0;
+  for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(unit ? 2 : 0) << bytes << " " << units[unit];
+  return out.str();
+}
+
+std::string memory_table(const Device& device) {
+  const auto memory = device.memory();
+  std::ostringstream out;
+  for (int kind = 0; kind < kind_count; ++kind) {
+    out << "  " << std::left << std::setw(16) << name_of(static_cast<Kind>(kind)) << std::right << std::setw(12)
+        << bytes_text(static_cast<double>(memory[static_cast<std::size_t>(kind)])) << "\n";
+  }
+  out << "  " << std::left << std::setw(16) << "together" << std::right << std::setw(12)
+      << bytes_text(static_cast<double>(std::accumulate(memory.begin(), memory.end(), std::int64_t{0}))) << "\n";
+  return out.str();
+}
+
+FlopsPerToken flops_per_token(const ModelConfig& c, std::int64_t seq_len) {
+  const double n = static_cast<double>(c.parameters() - c.n_positions * c.n_embd -
+                                       (c.tie_word_embeddings ? 0 : c.vocab_size * c.n_embd));
+  return {6 * n, 6 * n + 6.0 * static_cast<double>(c.n_layer * c.n_embd) * static_cast<double>(seq_len)};
+}
+
+}  // namespace onescale

@@ -1,0 +1,61 @@
+// What the commands share: the device, the model's sizes, and where weights come from.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "data/tokenizer.h"
+#include "train/checkpoint.h"
+#include "train/options.h"
+#include "train/step.h"
+
+namespace onescale {
+
+// The device that --device and --threads name. Throws UsageError for one that this build does not have.
+std::unique_ptr<Device> make_device(const Options& options, bool dry);
+
+DType parse_dtype(const std::string& name);
+Recompute parse_recompute(const std::string& name);
+
+// The sizes given as options; vocab_size 0 is replaced by `tokenizer_size`.
+ModelConfig config_from_options(const Options& options, std::int64_t tokenizer_size);
+StepSettings step_settings(const Options& options, std::int64_t seq_len);
+
+// A directory with weights: a Hugging Face model, a checkpoint of ours, or a run directory, which means its newest
+// whole checkpoint.
+class ModelSource {
+ public:
+  explicit ModelSource(const std::string& path);
+  const std::string& dir() const { return dir_; }
+  const ModelConfig& config() const { return config_; }
+  const ParameterTable& table() const { return table_; }
+  void read(std::size_t parameter, float* out) const;
+  const std::vector<std::string>& warnings() const { return reader_->warnings(); }
+  // The tokenizer beside the weights; empty when there is none.
+  std::optional<Tokenizer> tokenizer() const;
+
+ private:
+  std::string dir_;
+  ModelConfig config_;
+  ParameterTable table_;
+  std::unique_ptr<ModelReader> reader_;
+};
+
+// A device with the scratch that `work` needs, found by running it on a dry one first; `plan`, when given, receives
+// that dry device.
+std::unique_ptr<Device> planned_device(const Options& options, const std::function<void(Device&)>& work,
+                                       std::unique_ptr<Device>* plan = nullptr);
+
+// A table of a device's memory by kind, one line a kind and the total.
+std::string memory_table(const Device& device);
+std::string bytes_text(double bytes);  // "1.23 GiB"
+
+// FLOPs of training per token: 6 N, with N all parameters but the position table (the tied table once, as the head),
+// and with the causal half of attention added, 6 * n_layer * n_embd * seq_len.
+struct FlopsPerToken {
+  double parameters, with_attention;
+};
+FlopsPerToken flops_per_token(const ModelConfig& config, std::int64_t seq_len);
+
+}  // namespace onescale

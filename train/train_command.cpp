@@ -1,0 +1,12 @@
+// `onescale train`: one command starts a run, resumes it after any interruption, and says when it is finished.
+#include "kernels/error.h"
+#include "train/commands.h"
+#include "train/training_run.h"
+
+namespace onescale {
+
+int train_command(const Options& options) {
+  return TrainingRun(options).run();
+}
+
+}  // namespace onescale

@@ -1,0 +1,374 @@
+#include "train/training_run.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "kernels/error.h"
+#include "model/file.h"
+#include "train/commands.h"
+#include "train/schedule.h"
+
+namespace onescale {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+struct TrainingRun::Lock {
+  explicit Lock(const std::string& dir) : file(::open((dir + "/.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644)) {
+    check(file >= 0, "run_dir ", dir, " is not writable; give one that is");
+    check(::flock(file, LOCK_EX | LOCK_NB) == 0, "run_dir ", dir,
+          " is in use by another process; wait for it or give another run_dir");
+  }
+  ~Lock() { ::close(file); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  int file;
+};
+
+struct TrainingRun::Buffers {
+  Buffers(Device& device, const ModelConfig& config, const StepSettings& settings, std::int64_t sample_capacity)
+      : weights(device, config, settings.dtype),
+        step(weights, settings),
+        evaluator(weights, step.model(), settings.micro_batch, settings.seq_len) {
+    if (sample_capacity > 0) decoder.emplace(device, config, sample_capacity, settings.dtype);
+  }
+  void run_empty() {
+    step.run_empty();
+    evaluator.run_empty();
+    if (!decoder) return;
+    const std::vector<std::int32_t> zeros(static_cast<std::size_t>(decoder->capacity() - 1), 0);
+    decoder->append(zeros, weights.units());
+    decoder->append(std::span(zeros).first(1), weights.units());
+    decoder->reset();
+  }
+  ModelWeights weights;
+  Step step;
+  Evaluator evaluator;
+  std::optional<Decoder> decoder;
+};
+
+TrainingRun::TrainingRun(const Options& options) : options_(options), start_(std::chrono::steady_clock::now()) {
+  open_directory();
+  open_data();
+  allocate();
+  restore();
+}
+
+TrainingRun::~TrainingRun() = default;
+
+void TrainingRun::open_directory() {
+  const fs::path dir = options_.run_dir;
+  std::error_code error;
+  if (fs::exists(dir)) {
+    check_usage(fs::is_directory(dir), "run_dir ", dir.string(), " is not a directory");
+    check_usage(fs::exists(dir / "config.toml") || fs::is_empty(dir), "run_dir ", dir.string(),
+                " holds files but no run; give a new directory or an empty one");
+  }
+  fs::create_directories(dir, error);
+  check(!error, "run_dir ", dir.string(), " cannot be made: ", error.message());
+  lock_ = std::make_unique<Lock>(options_.run_dir);
+
+  FoundCheckpoint found = find_checkpoint(options_.run_dir);
+  std::vector<std::string> notes = found.warnings;
+  if (found.checkpoint) {
+    checkpoint_.emplace(std::move(*found.checkpoint));
+    state_ = checkpoint_->state();
+    for (const Change& change : changed(state_.options, flat(options_))) {
+      check_usage(!change.fixed, "run_dir ", options_.run_dir, " holds a run with ", change.name, " = ", change.before,
+                  ", not ", change.after, "; give that value or another run_dir");
+      notes.push_back(
+          str("changed since the checkpoint: ", change.name, " was ", change.before, ", is ", change.after));
+    }
+  }
+  log_ = std::make_unique<Log>(options_.run_dir, isatty(STDOUT_FILENO) != 0, options_.log_every);
+  for (const std::string& note : notes) log_->line(note);
+  write_text((dir / "config.toml").string(), print_config(options_));
+}
+
+void TrainingRun::open_data() {
+  const fs::path tokenizer_file = fs::path(options_.data) / "tokenizer.model";
+  if (fs::exists(tokenizer_file)) tokenizer_ = Tokenizer::load(tokenizer_file.string());
+  const std::int64_t tokenizer_size = tokenizer_ ? tokenizer_->vocab_size() : 0;
+
+  if (checkpoint_) {
+    config_ = checkpoint_->config();
+  } else if (!options_.model.empty()) {
+    source_.emplace(options_.model);
+    config_ = source_->config();
+    if (options_.has("embd_pdrop")) config_.embd_pdrop = static_cast<float>(options_.embd_pdrop);
+    if (options_.has("resid_pdrop")) config_.resid_pdrop = static_cast<float>(options_.resid_pdrop);
+    if (options_.has("attn_pdrop")) config_.attn_pdrop = static_cast<float>(options_.attn_pdrop);
+  } else {
+    check_usage(options_.vocab_size > 0 || tokenizer_size > 0, options_.data,
+                " has no tokenizer.model to take the vocabulary's size from; set vocab_size");
+    config_ = config_from_options(options_, tokenizer_size);
+    if (tokenizer_) config_.bos_token_id = config_.eos_token_id = tokenizer_->eot();
+  }
+  check_usage(tokenizer_size <= config_.vocab_size, "the tokenizer in ", options_.data, " has ", tokenizer_size,
+              " ids, the model's vocab_size is ", config_.vocab_size, "; it must be at least as large");
+  check_usage(options_.sample_every == 0 || tokenizer_, "sample_every needs a tokenizer.model in ", options_.data);
+
+  seq_len_ = options_.seq_len ? options_.seq_len : config_.n_positions;
+  check_usage(seq_len_ <= config_.n_positions, "seq_len ", seq_len_, " is over the model's n_positions ",
+              config_.n_positions, "; shorten it or train a model with more positions");
+  Vocabulary vocabulary;
+  vocabulary.size = config_.vocab_size;
+  if (tokenizer_) vocabulary.hash = tokenizer_->hash();
+  const int threads = static_cast<int>(options_.threads);
+  train_data_.emplace(options_.data, "train", vocabulary, threads);
+  train_.emplace(*train_data_, seq_len_, static_cast<std::uint64_t>(options_.seed), SampleOrder::shuffled);
+  train_->require_rows(options_.global_batch);
+  if (options_.eval_every > 0) {
+    check(Dataset::exists(options_.data, "val"), options_.data,
+          " has no validation shards; prepare it with val_share, or set eval_every = 0");
+    val_data_.emplace(options_.data, "val", vocabulary, threads);
+    val_.emplace(*val_data_, seq_len_, 0, SampleOrder::sequential);
+  }
+  if (checkpoint_) {
+    check_usage(checkpoint_->tokenizer() == (tokenizer_ ? tokenizer_->model() : std::string()), "the tokenizer in ",
+                options_.data, " is not the one that the run in ", options_.run_dir, " was begun with");
+  }
+}
+
+void TrainingRun::allocate() {
+  const StepSettings settings = step_settings(options_, seq_len_);
+  std::int64_t sample_capacity = 0;
+  if (options_.sample_every > 0) {
+    const auto prompt = static_cast<std::int64_t>(tokenizer_->encode(options_.sample_prompt).size()) + 1;
+    check_usage(prompt < config_.n_positions, "sample_prompt is ", prompt, " tokens long, n_positions is ",
+                config_.n_positions);
+    sample_capacity = std::max<std::int64_t>(2, std::min(prompt + options_.sample_tokens, config_.n_positions));
+  }
+  std::unique_ptr<Device> plan;
+  device_ = planned_device(
+      options_, [&](Device& dry) { Buffers(dry, config_, settings, sample_capacity).run_empty(); }, &plan);
+  log_->line(str("device       ", device_->describe()));
+  log_->line(str("model        ", config_.parameters(), " parameters: n_layer ", config_.n_layer, ", n_embd ",
+                 config_.n_embd, ", n_head ", config_.n_head, config_.multi_query ? " (multi-query)" : "",
+                 ", vocab_size ", config_.vocab_size));
+  log_->line(str("data         ", train_data_->describe(), ", ", train_->windows(), " windows of ", seq_len_, "; ",
+                 static_cast<double>(options_.steps * options_.global_batch) / static_cast<double>(train_->windows()),
+                 " epochs in ", options_.steps, " steps of ", options_.global_batch, " rows"));
+  log_->line("memory\n" + memory_table(*plan));
+  buffers_ = std::make_unique<Buffers>(*device_, config_, settings, sample_capacity);
+  peak_flops_ = device_->peak_flops();
+}
+
+void TrainingRun::restore() {
+  Step& step = buffers_->step;
+  if (checkpoint_) {
+    const ParameterTable& table = buffers_->weights.table();
+    const auto whole = [&](auto read) {
+      return [&, read](std::size_t i, float* out) { ((*checkpoint_).*read)(i, 0, table.parameters[i].numel(), out); };
+    };
+    buffers_->weights.load(whole(&Checkpoint::read_weights));
+    if (step.optimizer().has_moments()) {
+      check(checkpoint_->has_moments(), checkpoint_->path(), " has no optimizer state for optimizer = adamw");
+      step.load_moments(0, whole(&Checkpoint::read_exp_avg));
+      step.load_moments(1, whole(&Checkpoint::read_exp_avg_sq));
+    }
+    step.optimizer().set_updates(state_.updates);
+    log_->line(str("resumed from ", checkpoint_->path(), ": step ", state_.step, ", data position ", state_.samples));
+    const int threads = device_->threads();
+    if (state_.threads != threads) {
+      log_->line(
+          str("threads were ", state_.threads, " and are ", threads, ": the run goes on, but no longer bit for bit"));
+    }
+  } else if (source_) {
+    buffers_->weights.load([&](std::size_t i, float* out) { source_->read(i, out); });
+    for (const std::string& warning : source_->warnings()) log_->line(warning);
+    log_->line("weights from " + source_->dir());
+  } else {
+    buffers_->weights.initialise(static_cast<std::uint64_t>(options_.seed));
+  }
+  saved_step_ = checkpoint_ ? state_.step : -1;
+  state_.seed = static_cast<std::uint64_t>(options_.seed);
+  state_.threads = device_->threads();
+  state_.options = flat(options_);
+  metrics_ = std::make_unique<MetricsFile>(options_.run_dir, state_.step);
+  checkpoint_.reset();
+}
+
+int TrainingRun::run() {
+  if (state_.step >= options_.steps) {
+    log_->line(str("finished: ", state_.step, " of ", options_.steps, " steps are done; raise steps to go on"));
+    return 0;
+  }
+  const auto stopping = [&] {
+    return signals_.received() != 0 || time_is_up() || (options_.stop_after > 0 && steps_here_ >= options_.stop_after);
+  };
+  // An evaluation or a sample belongs to the step before which it is made: an interrupted one is made when the run goes
+  // on.
+  while (true) {
+    if (state_.step > 0 && !stopping()) {
+      if (due(options_.eval_every)) evaluate();
+      if (due(options_.sample_every) && !stopping()) write_sample();
+    }
+    if (state_.step >= options_.steps) break;
+    if (stopping()) {
+      check(saved_step_ == state_.step || save(), "stopped at step ", state_.step, " without saving it");
+      log_->line(str("stopped at step ", state_.step, " of ", options_.steps, " and saved; the same command goes on"));
+      return exit_requeue;
+    }
+    one_step();
+    if (due(options_.save_every) || state_.step == options_.steps) {
+      const bool saved = save();
+      check(saved || state_.step < options_.steps, "the last step could not be saved");
+    }
+  }
+  log_->line(str("finished ", options_.steps, " steps"));
+  return 0;
+}
+
+void TrainingRun::one_step() {
+  const auto begin = std::chrono::steady_clock::now();
+  const Batch batch = train_->rows(state_.samples, options_.global_batch);
+  train_->prefetch(state_.samples + options_.global_batch, options_.global_batch);
+  const double lr = learning_rate(options_, state_.step);
+  const StepResult result =
+      buffers_->step.run({batch.ids.data(), batch.labels.data(), batch.rows}, state_.seed, state_.step, lr);
+  const double seconds = seconds_since(begin);
+  longest_step_ = std::max(longest_step_, seconds);
+  report(result, seconds, lr);
+  ++steps_here_;
+  check(state_.bad_steps < options_.max_bad_steps, "step ", state_.step, ": loss or gradient was not finite in ",
+        state_.bad_steps, " steps in a row (max_bad_steps); ",
+        saved_step_ >= 0
+            ? str("the checkpoint of step ", saved_step_, " is of before them, go on from it with a lower lr")
+            : std::string("there is no checkpoint yet, start again with a lower lr"));
+}
+
+Json TrainingRun::event(const char* name) const {
+  Json line = Json::object();
+  line.set("step", state_.step);
+  line.set("event", name);
+  return line;
+}
+
+void TrainingRun::report(const StepResult& result, double seconds, double lr) {
+  const bool bad = result.outcome == StepResult::Outcome::not_finite;
+  if (result.outcome == StepResult::Outcome::updated) {
+    ++state_.updates;
+    state_.clipped_steps += result.clip_coef < 1;
+    state_.bad_steps = 0;
+  } else {
+    ++state_.skipped_steps;
+    state_.bad_steps = bad ? state_.bad_steps + 1 : state_.bad_steps;
+    log_->line(str("step ", state_.step, " skipped: ",
+                   bad ? str("the gradient's norm is ", result.grad_norm, ", the loss ", result.loss)
+                       : std::string("every label is ignored")));
+  }
+  const std::int64_t tokens = options_.global_batch * seq_len_;
+  state_.tokens_seen += tokens;
+  state_.seconds += seconds;
+  const double rate = static_cast<double>(tokens) / seconds;
+  const double mfu = rate * flops_per_token(config_, seq_len_).with_attention / peak_flops_;
+
+  Json line = Json::object();
+  line.set("step", state_.step);
+  line.set("loss", result.loss);
+  line.set("good_tokens", result.good_tokens);
+  line.set("grad_norm", result.grad_norm);
+  line.set("clip_coef", result.clip_coef);
+  line.set("lr", lr);
+  line.set("tokens_seen", state_.tokens_seen);
+  line.set("skipped_steps", state_.skipped_steps);
+  line.set("clipped_steps", state_.clipped_steps);
+  line.set("tokens_per_s", rate);
+  line.set("mfu", mfu);
+  line.set("seconds", state_.seconds);
+  metrics_->write(line);
+  ++state_.step;
+  state_.samples += options_.global_batch;
+  log_->progress({state_.step, options_.steps, result.loss, result.grad_norm, lr, rate, mfu,
+                  static_cast<double>(options_.steps - state_.step) * seconds_since(start_) /
+                      static_cast<double>(steps_here_ + 1)});
+}
+
+bool TrainingRun::time_is_up() const {
+  if (options_.max_minutes <= 0) return false;
+  return seconds_since(start_) + longest_step_ + 2 * longest_save_ > options_.max_minutes * 60;
+}
+
+bool TrainingRun::save() {
+  const auto begin = std::chrono::steady_clock::now();
+  Step& step = buffers_->step;
+  CheckpointContents contents{state_,
+                              config_,
+                              buffers_->weights.table(),
+                              [&](std::size_t i, float* out) { buffers_->weights.read(i, out); },
+                              {},
+                              {},
+                              tokenizer_ ? tokenizer_->model() : std::string()};
+  if (step.optimizer().has_moments()) {
+    contents.exp_avg = [&](std::size_t i, float* out) { step.read_moments(0, i, out); };
+    contents.exp_avg_sq = [&](std::size_t i, float* out) { step.read_moments(1, i, out); };
+  }
+  try {
+    const std::string path = save_checkpoint(options_.run_dir, contents);
+    saved_step_ = state_.step;
+    log_->line("saved " + path);
+    for (const std::string& warning :
+         prune_checkpoints(options_.run_dir, state_.step, options_.keep_last, options_.keep_every)) {
+      log_->line(warning);
+    }
+  } catch (const Error& error) {
+    log_->line(str("not saved at step ", state_.step, ": ", error.what()));
+    Json line = event("save_failed");
+    line.set("error", error.what());
+    metrics_->write(line);
+    return false;
+  }
+  longest_save_ = std::max(longest_save_, seconds_since(begin));
+  return true;
+}
+
+void TrainingRun::evaluate() {
+  const auto stop = [&] { return signals_.received() != 0 || time_is_up(); };
+  const EvalResult result = buffers_->evaluator.run(*val_, tokenizer_ ? &*tokenizer_ : nullptr,
+                                                    options_.eval_batches * options_.micro_batch, stop);
+  if (stop()) return;
+  Json line = event("eval");
+  line.set("loss", result.loss());
+  line.set("perplexity", result.perplexity());
+  if (result.bytes > 0) line.set("bits_per_byte", result.bits_per_byte());
+  line.set("good_tokens", result.good_tokens);
+  metrics_->write(line);
+  log_->line(str("step ", state_.step, " held-out ", result.text()));
+}
+
+void TrainingRun::write_sample() {
+  std::vector<std::int32_t> prompt = {tokenizer_->eot()};
+  const std::vector<std::int32_t> ids = tokenizer_->encode(options_.sample_prompt);
+  prompt.insert(prompt.end(), ids.begin(), ids.end());
+  SampleSettings settings;
+  settings.temperature = options_.temperature;
+  settings.top_k = options_.top_k;
+  settings.top_p = options_.top_p;
+  settings.max_new_tokens = options_.sample_tokens;
+  settings.seed = state_.seed;
+  const std::vector<std::int32_t> added = generate(*buffers_->decoder, buffers_->weights.units(), prompt,
+                                                   tokenizer_->eot(), settings, [](std::int32_t) { return true; });
+  const std::string text = tokenizer_->decode(added);
+  Json line = event("sample");
+  line.set("prompt", options_.sample_prompt);
+  // JSON holds no bytes that are not UTF-8; Json::dump replaces them.
+  line.set("text", text);
+  metrics_->write(line);
+  log_->line(str("step ", state_.step, " sample: ", options_.sample_prompt, "|", text));
+}
+
+}  // namespace onescale

@@ -1,0 +1,68 @@
+// A run directory and the loop over its steps.
+#pragma once
+
+#include <chrono>
+#include <optional>
+
+#include "data/batches.h"
+#include "train/evaluate.h"
+#include "train/metrics.h"
+#include "train/sample.h"
+#include "train/session.h"
+#include "train/signals.h"
+
+namespace onescale {
+
+// RUN/config.toml, metrics.jsonl, log.txt and checkpoints/. Everything is checked, and all memory taken, before the
+// first step.
+class TrainingRun {
+ public:
+  explicit TrainingRun(const Options& options);
+  ~TrainingRun();
+  TrainingRun(const TrainingRun&) = delete;
+  TrainingRun& operator=(const TrainingRun&) = delete;
+
+  // Runs until the last step, a signal, max_minutes or stop_after. 0: finished; 75: saved, start it again. Throws after
+  // max_bad_steps steps in a row whose gradient is not finite; the newest checkpoint is then of before them.
+  int run();
+
+ private:
+  struct Lock;     // of the run directory
+  struct Buffers;  // everything on the device
+
+  void open_directory();
+  void open_data();
+  void allocate();
+  void restore();
+
+  void one_step();
+  void report(const StepResult& result, double seconds, double lr);
+  bool save();  // false, with a warning, when it failed
+  void evaluate();
+  void write_sample();
+  bool due(std::int64_t every) const {
+    return every > 0 && (state_.step % every == 0 || state_.step == options_.steps);
+  }
+  bool time_is_up() const;
+  Json event(const char* name) const;
+
+  Options options_;
+  StopSignals signals_;
+  std::unique_ptr<Lock> lock_;
+  std::optional<Checkpoint> checkpoint_;  // what this session resumes from
+  std::optional<ModelSource> source_;     // of the first weights, when they are not random
+  ModelConfig config_;
+  std::optional<Tokenizer> tokenizer_;
+  std::optional<Dataset> train_data_, val_data_;
+  std::optional<Batches> train_, val_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Buffers> buffers_;
+  std::unique_ptr<Log> log_;
+  std::unique_ptr<MetricsFile> metrics_;
+  TrainerState state_;
+  std::int64_t seq_len_ = 0, steps_here_ = 0, saved_step_ = -1;
+  double peak_flops_ = 0, longest_step_ = 0, longest_save_ = 0;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace onescale
