@@ -60,6 +60,8 @@ class Batches {
  public:
   // The dataset must outlive it. Throws Error, with both numbers, when the data hold less than one window.
   Batches(const Dataset& dataset, std::int64_t seq_len, std::uint64_t seed, SampleOrder order);
+  Batches(const Batches&) = delete;  // the thread refers to it
+  Batches& operator=(const Batches&) = delete;
 
   std::int64_t windows() const { return windows_; }  // of one epoch
   std::int64_t tokens() const { return dataset_.tokens(); }

@@ -44,8 +44,12 @@ struct ShardWriter::Files {
       check(handle != nullptr, path, ": the file cannot be created (", std::strerror(errno), ").");
     }
     void write(const void* data, std::size_t bytes) {
-      check(bytes == 0 || std::fwrite(data, bytes, 1, handle) == 1, path, ": writing failed (", std::strerror(errno),
-            ").");
+      const bool ok = bytes == 0 || std::fwrite(data, bytes, 1, handle) == 1;
+      check(ok, path, ": writing failed (", std::strerror(errno), ").");
+    }
+    void rewind() {
+      const bool ok = std::fseek(handle, 0, SEEK_SET) == 0;
+      check(ok, path, ": writing failed (", std::strerror(errno), ").");
     }
     void close() {
       const bool ok = std::fflush(handle) == 0 && ::fsync(fileno(handle)) == 0;
@@ -110,7 +114,7 @@ void ShardWriter::finish() {
     mask.close();
   }
   files_->ends.close();
-  check(std::fseek(files_->tokens.handle, 0, SEEK_SET) == 0, path_, ": writing failed (", std::strerror(errno), ").");
+  files_->tokens.rewind();
   files_->tokens.write(header.data(), header_bytes);
   files_->tokens.close();
 }
@@ -216,6 +220,7 @@ std::int64_t Shard::first_not_below(std::int64_t limit, int threads) const {
     }
   };
   const auto work = [&] { width_ == 2 ? search(std::uint16_t{}) : search(std::uint32_t{}); };
+  if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
   {
     std::vector<std::jthread> workers;
     for (int i = 1; i < threads && static_cast<std::int64_t>(i) * block < tokens_; ++i) workers.emplace_back(work);

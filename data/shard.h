@@ -58,7 +58,7 @@ class Shard {
   // Checks everything that can be checked without knowing the tokens' meaning: magic, version, size, tokenizer hash,
   // vocabulary size and the largest id (from the header, or by one pass over files that are not ours). Each failure is
   // one sentence with the file, and the byte offset of an id that is too large. expected.size 0: not known, only the
-  // file's own claims are checked; hash 0: not compared.
+  // file's own claims are checked; hash 0: not compared. threads 0: all.
   Shard(const std::string& path, const Vocabulary& expected, int threads = 1);
 
   const std::string& path() const { return path_; }

@@ -93,7 +93,8 @@ std::int64_t ModelConfig::parameters() const {
 }
 
 ModelConfig read_config(const std::string& path_or_dir) {
-  const bool is_dir = std::filesystem::is_directory(path_or_dir);
+  std::error_code ignored;
+  const bool is_dir = std::filesystem::is_directory(path_or_dir, ignored);
   const std::string path = is_dir ? (std::filesystem::path(path_or_dir) / "config.json").string() : path_or_dir;
   const Json json = Json::read_file(path);
   check_usage(json.has("model_type"), path, ": has no model_type; this program trains \"gpt_bigcode\"");

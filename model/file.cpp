@@ -22,7 +22,7 @@ File::File(const std::string& path, int flags)
   if (descriptor_ < 0) fail("cannot be opened");
 }
 
-File::File(File&& other) noexcept : path_(other.path_), descriptor_(std::exchange(other.descriptor_, -1)) {}
+File::File(File&& other) noexcept : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 File::~File() {
   if (descriptor_ >= 0) ::close(descriptor_);
@@ -36,7 +36,8 @@ File File::create(const std::string& path) {
 }
 
 void File::fail(const std::string& what) const {
-  throw Error(str(path_, ": ", what, ": ", std::strerror(errno)));
+  const char* fix = errno == ENOSPC || errno == EDQUOT ? "; free some space" : "";
+  throw UnreadableFile(str(path_, ": ", what, ": ", std::strerror(errno), fix));
 }
 
 std::int64_t File::size() const {

@@ -50,7 +50,9 @@ const std::map<std::string, std::string> metadata = {{"format", "pt"}};  // with
 SafetensorsSet::SafetensorsSet(const std::string& dir, const std::string& stem) : dir_(dir) {
   const std::string single = dir + "/" + stem + ".safetensors", index = single + ".index.json";
   std::set<std::string> names;
-  if (std::filesystem::exists(index) && !std::filesystem::exists(single)) {
+  std::error_code ignored;
+  const bool one = std::filesystem::exists(single, ignored);
+  if (!one && std::filesystem::exists(index, ignored)) {
     const Json map = Json::read_file(index).at("weight_map");
     for (const std::string& tensor : map.keys()) {
       const std::string name = map.at(tensor).string();
@@ -59,12 +61,12 @@ SafetensorsSet::SafetensorsSet(const std::string& dir, const std::string& stem) 
       names.insert(name);
     }
   } else {
-    check_contents(std::filesystem::exists(single), dir, ": has neither ", stem, ".safetensors nor ", stem,
+    check_contents(one, dir, ": has neither ", stem, ".safetensors nor ", stem,
                    ".safetensors.index.json; give a model saved by save_pretrained as safetensors");
     names.insert(stem + ".safetensors");
   }
   for (const std::string& name : names) {
-    files_.push_back(std::make_unique<SafetensorsFile>(dir + "/" + name));
+    files_.push_back(std::make_unique<SafetensorsFile>(str(dir, "/", name)));
     for (const StoredTensor& t : files_.back()->tensors()) {
       check_contents(entries_.emplace(t.name, Entry(files_.back().get(), &t)).second, files_.back()->path(),
                      ": tensor ", t.name, " is also in another file of the model; keep one");
@@ -160,7 +162,7 @@ std::map<std::string, std::string> write_tensors(const std::string& dir, const s
   std::int64_t total = 0;
   std::vector<float> values;
   for (const auto& [name, list] : files) {
-    SafetensorsWriter writer(dir + "/" + name, list, metadata);
+    SafetensorsWriter writer(str(dir, "/", name), list, metadata);
     for (const StoredTensor& t : list) {
       values.resize(static_cast<std::size_t>(t.numel()));
       fetch(index++, values.data());

@@ -221,21 +221,12 @@ void SafetensorsFile::read_converted(const StoredTensor& tensor, std::int64_t fi
         case FileType::I32:
           convert(std::int32_t{}, same);
           break;
-        case FileType::I16:
-          convert(std::int16_t{}, same);
-          break;
-        case FileType::I8:
-          convert(std::int8_t{}, same);
-          break;
-        case FileType::U8:
-          convert(std::uint8_t{}, same);
-          break;
         default:
           known = false;
       }
     }
     check(known, path(), ": tensor ", tensor.describe(), " must be of ",
-          std::is_floating_point_v<T> ? "F32, BF16, F16 or F64" : "I64, I32 or a smaller integer type", "; convert it");
+          std::is_floating_point_v<T> ? "F32, BF16, F16 or F64" : "I64 or I32", "; convert it");
   }
 }
 

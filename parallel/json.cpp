@@ -75,6 +75,10 @@ Json Json::array() {
 }
 
 Json Json::parse(std::string_view text, const std::string& where) {
+  // The library takes a NUL byte for the end of its input.
+  const std::size_t nul = text.find('\0');
+  check(nul == std::string_view::npos, where, ": ", position(text, std::min(nul, text.size())),
+        ": not valid JSON: a NUL byte");
   const char* furthest = text.data();
   auto offset = [&] { return static_cast<std::size_t>(furthest - text.data()); };
   // The keys of every object that is open; nlohmann itself would let a later value replace an earlier one.

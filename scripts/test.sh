@@ -44,7 +44,7 @@ changed() {
 tidy() {
   local files
   if $slow; then files=$(sources '*.cpp'); else files=$(changed); fi
-  [[ -z $files ]] || xargs -P "$jobs" -n 1 clang-tidy --quiet -p build/release <<<"$files" 2> >(grep -v 'warnings\? .*generated' >&2)
+  [[ -z $files ]] || xargs -P "$jobs" -n 1 clang-tidy --quiet --extra-arg=-Wno-unknown-warning-option -p build/release <<<"$files" 2> >(grep -v 'warnings\? .*generated' >&2)
 }
 
 tests() { ctest --test-dir "build/$1" -L "$2" -j "$jobs" --output-on-failure --progress --no-tests=error; }

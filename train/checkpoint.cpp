@@ -225,7 +225,7 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
     const Json files = content.at("files"), tensors = content.at("tensors");
     for (const std::string& tensor : tensors.keys()) checksums_[tensor] = tensors.at(tensor).string();
     for (const std::string& file : files.keys()) {
-      const std::string where = path + "/" + file;
+      const std::string where = str(path, "/", file);
       const std::int64_t expected = files.at(file).at("bytes").integer(), bytes = File::open(where).size();
       check_contents(bytes == expected, where, ": has ", bytes, " bytes instead of ", expected);
       if (!files.at(file).has("checksum")) continue;
@@ -282,7 +282,8 @@ void Checkpoint::read_exp_avg_sq(std::size_t parameter, std::int64_t first, std:
 
 std::string Checkpoint::tokenizer() const {
   const std::string name = path_ + "/tokenizer.model";
-  return fs::exists(name) ? read_text(name) : "";
+  std::error_code ignored;
+  return fs::exists(name, ignored) ? read_text(name) : "";
 }
 
 FoundCheckpoint find_checkpoint(const std::string& run_dir) {

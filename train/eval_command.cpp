@@ -27,7 +27,7 @@ int eval_command(const Options& options) {
   weights.load([&](std::size_t i, float* out) { source.read(i, out); });
   GptBigCode model(*device, source.config(), B, T, dtype, Recompute::none, false);
   const EvalResult result =
-      Evaluator(weights, model, B, T).run(batches, tokenizer ? &*tokenizer : nullptr, options.eval_batches * B, [] {
+      Evaluator(weights, model, B, T).run(batches, tokenizer ? &*tokenizer : nullptr, options.eval_rows, [] {
         return false;
       });
   std::printf("%s on %s: %s\n", source.dir().c_str(), dataset.describe().c_str(), result.text().c_str());

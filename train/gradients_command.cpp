@@ -1,5 +1,6 @@
 // `onescale gradients`: loss, norm and every gradient of one batch, for comparison with another program.
 #include "kernels/error.h"
+#include "model/decoder.h"
 #include "train/commands.h"
 #include "train/session.h"
 
@@ -42,6 +43,9 @@ int gradients_command(const Options& options) {
   const std::unique_ptr<Device> device = planned_device(options, [&](Device& dry) {
     ModelWeights weights(dry, config, settings.dtype);
     Step(weights, settings).run_empty();
+    if (options.logits)
+      Decoder(dry, config, T, settings.dtype)
+          .append(std::span(ids).first(static_cast<std::size_t>(T)), weights.units());
   });
   ModelWeights weights(*device, config, settings.dtype);
   weights.load([&](std::size_t i, float* out) { source.read(i, out); });
@@ -51,6 +55,7 @@ int gradients_command(const Options& options) {
   std::vector<StoredTensor> tensors = {
       {"loss", FileType::F64, {1}}, {"grad_norm", FileType::F64, {1}}, {"good_tokens", FileType::I64, {1}}};
   for (const Parameter& p : weights.table().parameters) tensors.push_back({"grad." + p.name, FileType::F32, p.shape});
+  if (options.logits) tensors.push_back({"logits", FileType::F32, {rows, T, config.vocab_size}});
   SafetensorsWriter writer(options.out, tensors);
   writer.write_bytes(&result.loss, sizeof result.loss);
   writer.write_bytes(&result.grad_norm, sizeof result.grad_norm);
@@ -60,6 +65,15 @@ int gradients_command(const Options& options) {
     gradient.resize(static_cast<std::size_t>(weights.table().parameters[i].numel()));
     step.read_gradient(i, gradient.data());
     writer.write(gradient.data(), static_cast<std::int64_t>(gradient.size()));
+  }
+  if (options.logits) {
+    Decoder decoder(*device, config, T, settings.dtype);
+    for (std::int64_t i = 0; i < rows * T; ++i) {
+      if (i % T == 0) decoder.reset();
+      const std::vector<float>& logits =
+          decoder.append(std::span(ids).subspan(static_cast<std::size_t>(i), 1), weights.units());
+      writer.write(logits.data(), config.vocab_size);
+    }
   }
   writer.close();
   std::printf("loss %.9f  grad_norm %.9f  good_tokens %lld  -> %s\n", result.loss, result.grad_norm,

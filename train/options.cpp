@@ -108,7 +108,7 @@ Options defaults(const Command& command) {
   options.letter = command.letter;
   if (options.command == "prepare") options.vocab_size = 32768;
   if (options.command == "plan") options.vocab_size = 49152;
-  if (options.command == "eval") options.eval_batches = 0;
+  if (options.command == "eval") options.eval_rows = 0;
   return options;
 }
 

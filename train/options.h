@@ -1,5 +1,6 @@
-// Every option of the program: a plain member with its default here, one row of the table in options.cpp. The command
-// line, configuration files, --help, --print_config and the comparison at a resume are all made from that table.
+// Every option of the program: a plain member with its default here, one row of the table in options_table.cpp. The
+// command line, configuration files, --help, --print_config and the comparison at a resume are all made from that
+// table.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +45,7 @@ struct Options {
   std::int64_t max_bad_steps = 10;
 
   // the training loop
-  std::int64_t eval_every = 250, eval_batches = 20, sample_every = 0, sample_tokens = 64;
+  std::int64_t eval_every = 250, eval_rows = 160, sample_every = 0, sample_tokens = 64;
   std::string sample_prompt;
   std::int64_t save_every = 500, keep_last = 3, keep_every = 0, log_every = 10, stop_after = 0;
   double max_minutes = 0;
@@ -62,6 +63,7 @@ struct Options {
   std::int64_t max_new_tokens = 128, top_k = 0;
   double temperature = 0.8, top_p = 1;
   std::string batch;
+  bool logits = false;
 };
 
 // One row of the table.

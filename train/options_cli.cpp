@@ -13,7 +13,7 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-constexpr char kString = '\x01';  // marks a string that was taken out of a file
+constexpr char string_mark = '\x01';  // marks a string that was taken out of a file
 
 Texts names_of(char letter) {  // of one command's options, or (0) of all
   Texts names;
@@ -46,7 +46,7 @@ class TomlFile {
                                std::holds_alternative<std::vector<std::string> Options::*>(option->member);
       Texts texts;
       for (const std::string& input : items[i].inputs) {
-        const bool quoted = !input.empty() && input[0] == kString;
+        const bool quoted = !input.empty() && input[0] == string_mark;
         texts.push_back(quoted ? strings_.at(std::stoul(input.substr(1))) : input);
         check_usage(quoted == text_wanted, at, ": ", name, " is ", quoted ? "\"" : "", texts.back(), quoted ? "\"" : "",
                     ": ", text_wanted ? "a text needs quotes around it" : "write the value without quotes");
@@ -65,7 +65,7 @@ class TomlFile {
       const char c = line[i];
       if (c == '#') break;
       if (c == '"' || c == '\'') {
-        out += kString + std::to_string(strings_.size());
+        out += string_mark + std::to_string(strings_.size());
         strings_.push_back(read_string(line, i));
         continue;
       }

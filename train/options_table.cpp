@@ -79,7 +79,7 @@ const std::vector<Option>& option_table() {
     add("Evaluation, samples and checkpoints",
         {
             {"eval_every", &O::eval_every, "t", "steps between evaluations; 0: none"},
-            {"eval_batches", &O::eval_batches, "te", "batches of micro_batch rows; 0: all of the split"},
+            {"eval_rows", &O::eval_rows, "te", "rows of seq_len tokens that an evaluation takes; 0: all of the split"},
             {"sample_every", &O::sample_every, "t", "steps between samples; 0: none"},
             {"sample_prompt", &O::sample_prompt, "t", "what samples continue"},
             {"sample_tokens", &O::sample_tokens, "t", "tokens of a sample", 1},
@@ -101,6 +101,7 @@ const std::vector<Option>& option_table() {
                     {"shard_tokens", &O::shard_tokens, "p", "tokens of a shard file", 1024},
                     {"split", &O::split, "e", "which documents to evaluate", 0, 0, "train|val"},
                     {"batch", &O::batch, "R", "safetensors file of input_ids and labels [rows, T]"},
+                    {"logits", &O::logits, "r", "write logits [rows, T, vocab_size] too, found by cached decoding"},
                 });
     add("Text", {
                     {"prompt", &O::prompt, "g", "text to continue"},

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <ctime>
+
 #include "kernels/error.h"
 
 namespace onescale {
@@ -11,11 +13,23 @@ constexpr std::array<int, 3> stop_signals = {SIGINT, SIGTERM, SIGUSR1};
 
 // A handler can reach nothing but static storage; StopSignals owns it while it lives.
 volatile std::sig_atomic_t first_signal = 0;  // NOLINT
+volatile std::sig_atomic_t first_time = 0;    // NOLINT, in seconds
 volatile std::sig_atomic_t installed = 0;     // NOLINT
 
+std::sig_atomic_t seconds_now() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::sig_atomic_t>(now.tv_sec);
+}
+
+// Launchers and timeout(1) signal a process and then its group: what follows within a second is the same request.
 extern "C" void on_stop_signal(int signal) {
-  if (first_signal != 0 && signal != SIGUSR1) _exit(128 + signal);
-  if (first_signal == 0) first_signal = signal;
+  if (first_signal == 0) {
+    first_time = seconds_now();
+    first_signal = signal;
+  } else if (signal != SIGUSR1 && seconds_now() - first_time > 1) {
+    _exit(128 + signal);
+  }
 }
 
 }  // namespace

@@ -62,6 +62,7 @@ struct TrainingRun::Buffers {
 
 TrainingRun::TrainingRun(const Options& options) : options_(options), start_(std::chrono::steady_clock::now()) {
   open_directory();
+  if (finished()) return;
   open_data();
   allocate();
   restore();
@@ -203,7 +204,7 @@ void TrainingRun::restore() {
 }
 
 int TrainingRun::run() {
-  if (state_.step >= options_.steps) {
+  if (finished()) {
     log_->line(str("finished: ", state_.step, " of ", options_.steps, " steps are done; raise steps to go on"));
     return 0;
   }
@@ -217,7 +218,7 @@ int TrainingRun::run() {
       if (due(options_.eval_every)) evaluate();
       if (due(options_.sample_every) && !stopping()) write_sample();
     }
-    if (state_.step >= options_.steps) break;
+    if (finished()) break;
     if (stopping()) {
       check(saved_step_ == state_.step || save(), "stopped at step ", state_.step, " without saving it");
       log_->line(str("stopped at step ", state_.step, " of ", options_.steps, " and saved; the same command goes on"));
@@ -339,7 +340,7 @@ bool TrainingRun::save() {
 void TrainingRun::evaluate() {
   const auto stop = [&] { return signals_.received() != 0 || time_is_up(); };
   const EvalResult result = buffers_->evaluator.run(*val_, tokenizer_ ? &*tokenizer_ : nullptr,
-                                                    options_.eval_batches * options_.micro_batch, stop);
+                                                    options_.eval_rows, stop);
   if (stop()) return;
   Json line = event("eval");
   line.set("loss", result.loss());

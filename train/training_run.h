@@ -43,6 +43,7 @@ class TrainingRun {
   bool due(std::int64_t every) const {
     return every > 0 && (state_.step % every == 0 || state_.step == options_.steps);
   }
+  bool finished() const { return state_.step >= options_.steps; }
   bool time_is_up() const;
   Json event(const char* name) const;
 

@@ -65,7 +65,7 @@ struct Tile {
 
 // A row of scores of the keys from `key` on, times c, becomes probabilities that are not yet divided by their sum.
 template <bool Masked>
-void softmax_row(const Tile& t, std::int64_t r, std::int64_t width, const float* s, float* p, std::int64_t key, float c) {
+void softmax_row(const Tile& t, std::int64_t r, std::int64_t width, float* s, std::int64_t key, float c) {
   constexpr std::int64_t n = key_block / lanes;
   f16x x[n];
   for (std::int64_t j = 0; j < n; ++j) {
@@ -86,59 +86,90 @@ void softmax_row(const Tile& t, std::int64_t r, std::int64_t width, const float*
   for (std::int64_t j = 0; j < n; ++j) {
     x[j] = exp2(x[j] - splat(top));
     total += x[j];
-    store(p + j * lanes, x[j]);
+    store(s + j * lanes, x[j]);
   }
   t.sum[r] = total;
 }
+
+struct Task {
+  Rows rows;
+  std::int64_t kv_head;
+};
 
 template <class T>
 struct Forward {
   HeadView<T> o, q, k, v;
   float* lse;
-  std::int64_t n_k, d, h;
+  std::int64_t n_q, n_k, d, h;
   float c;  // scores times this are powers of 2
   const Visible& visible;
   const Dropout& dropout;
+  KeyDropout draws{dropout};
+  std::int64_t width = padded(d);
 
-  void run(const Rows& rows, std::int64_t kv_head, const Tile& t) const {
-    const std::int64_t width = padded(d);
+  // `next` is what this thread will probably do afterwards.
+  void run(const Task& task, const Task& next, const Tile& t) const {
+    const auto& [rows, kv_head] = task;
     const Seen whole = see(visible, n_k, rows, t.row, t.group);
-    pack(t.q, width, rows.count, d, [&](std::int64_t r) { return q(rows.b, rows.query(r), rows.head(r)); });
-    std::fill_n(t.o, rows.count * width, 0.0f);
-    std::fill_n(t.max, rows.count, -1e30f);  // finite, so that a row without keys does not subtract infinities
-    std::fill_n(t.sum, rows.count, f16x{});
+    const std::int64_t start = whole.lo < whole.hi ? whole.lo / key_block * key_block : 0;
     std::fill_n(t.v, key_block * width, 0.0f);
-    const KeyDropout draws(dropout);
-    for (std::int64_t key = whole.lo / key_block * key_block; key < whole.hi; key += key_block) {
+    for (std::int64_t key = start; key == start || key < whole.hi; key += key_block) {
       const std::int64_t keys = std::min(key_block, n_k - key);
       pack_transposed(t.k, keys, d, [&](std::int64_t j) { return k(rows.b, key + j, kv_head); });
       pack(t.v, width, keys, d, [&](std::int64_t j) { return v(rows.b, key + j, kv_head); });
       for (std::int64_t r = 0; r < rows.count; r += register_rows) {
         const Seen& seen = t.group[r / register_rows];
-        if (!seen.any(key, key + keys)) continue;
-        const std::int64_t high = std::min(register_rows, rows.count - r);
-        const std::int64_t begin = std::max(seen.lo - key, std::int64_t{0}), end = std::min(seen.hi - key, keys);
-        const std::int64_t lo = begin / lanes, hi = (end + lanes - 1) / lanes;
-        product<false>(high, hi - lo, d, t.q + r * width, width, t.k + lo * lanes, key_block, t.s + lo * lanes, key_block, false);
-        for (std::int64_t i = 0; i < high; ++i) {
-          float* s = t.s + i * key_block;
-          if (t.row[r + i].all(key, key + key_block)) softmax_row<false>(t, r + i, width, s, s, key, c);
-          else softmax_row<true>(t, r + i, width, s, s, key, c);
-          if (dropout.p > 0) {
-            const Philox16 words = draws.words(rows, r + i, key);
-            for (std::int64_t j = 0; j < key_block / lanes; ++j) store(s + j * lanes, select(draws.keep(words.w[j]), load(s + j * lanes), f16x{}));
-          }
-        }
-        product<false>(high, width / lanes, end - begin, t.s + begin, key_block, t.v + begin * width, width, t.o + r * width, width, true);
+        const std::int64_t end = std::min(r + register_rows, rows.count);
+        const bool more = key + key_block < whole.hi;
+        fetch(more ? task : next, more ? key + key_block : 0, r * key_block / rows.count, end * key_block / rows.count);
+        if (!more) for (std::int64_t i = r; i < std::min(end, next.rows.count); ++i) prefetch(q(next.rows.b, next.rows.query(i), next.rows.head(i)), d);
+        if (key == start) open(rows, t, r, end);
+        if (seen.any(key, key + keys)) add_keys(rows, t, r, end, key, keys);
+        if (key == std::max(start, (seen.hi - 1) / key_block * key_block)) close(rows, t, r, end);
       }
     }
-    for (std::int64_t r = 0; r < rows.count; ++r) {
-      const float total = sum(t.sum[r]);
-      const float scale = total == 0 ? 0 : 1 / (total * (1 - dropout.p));
-      lse[(rows.b * visible.first.dim(1) + rows.query(r)) * h + rows.head(r)] =
-          total == 0 ? -__builtin_inff() : t.max[r] * ln_2 + std::log(total);
-      T* to = o(rows.b, rows.query(r), rows.head(r));
-      each_vector(d, [&](std::int64_t i, auto part) { part.store(to + i, load(t.o + r * width + i) * splat(scale)); });
+  }
+
+  // Keys [begin, end) of the block at `key` into the cache.
+  void fetch(const Task& task, std::int64_t key, std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t j = key + begin; j < std::min(key + end, n_k); ++j)
+      prefetch(k(task.rows.b, j, task.kv_head), d), prefetch(v(task.rows.b, j, task.kv_head), d);
+  }
+
+  void open(const Rows& rows, const Tile& t, std::int64_t begin, std::int64_t end) const {
+    const auto row = [&](std::int64_t r) { return q(rows.b, rows.query(r), rows.head(r)); };
+    pack(t.q + begin * width, width, end - begin, d, [&](std::int64_t r) { return row(begin + r); });
+    std::fill(t.o + begin * width, t.o + end * width, 0.0f);
+    std::fill(t.max + begin, t.max + end, -1e30f);  // finite, so that a row without keys does not subtract infinities
+    std::fill(t.sum + begin, t.sum + end, f16x{});
+  }
+
+  void add_keys(const Rows& rows, const Tile& t, std::int64_t r, std::int64_t end, std::int64_t key, std::int64_t keys) const {
+    const Seen& seen = t.group[r / register_rows];
+    const std::int64_t from = std::max(seen.lo - key, std::int64_t{0}), to = std::min(seen.hi - key, keys), lo = from / lanes;
+    product<false>(end - r, (to + lanes - 1) / lanes - lo, d, t.q + r * width, width, t.k + lo * lanes, key_block, t.s + lo * lanes, key_block,
+                   false);
+    for (std::int64_t i = r; i < end; ++i) {
+      float* s = t.s + (i - r) * key_block;
+      if (t.row[i].all(key, key + key_block)) {
+        softmax_row<false>(t, i, width, s, key, c);
+      } else {
+        softmax_row<true>(t, i, width, s, key, c);
+      }
+      if (dropout.p > 0) {
+        const Philox16 words = draws.words(rows, i, key);
+        for (std::int64_t j = 0; j < key_block; j += lanes) store(s + j, select(draws.keep(words.w[j / lanes]), load(s + j), f16x{}));
+      }
+    }
+    product<false>(end - r, width / lanes, to - from, t.s + from, key_block, t.v + from * width, width, t.o + r * width, width, true);
+  }
+
+  void close(const Rows& rows, const Tile& t, std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::int64_t i = rows.query(r), head = rows.head(r);
+      const float total = sum(t.sum[r]), scale = total == 0 ? 0 : 1 / (total * (1 - dropout.p));
+      lse[(rows.b * n_q + i) * h + head] = total == 0 ? -__builtin_inff() : t.max[r] * ln_2 + std::log(total);
+      each_vector(d, [&, to = o(rows.b, i, head)](std::int64_t j, auto part) { part.store(to + j, load(t.o + r * width + j) * splat(scale)); });
     }
   }
 };
@@ -158,14 +189,16 @@ void CpuDevice::attention(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, fl
   if (!run) return;
   cpu::with_storage(q.dtype, [&](auto storage) {
     using T = decltype(storage);
-    const cpu::Forward<T> forward{cpu::HeadView<T>(o), cpu::HeadView<T>(q), cpu::HeadView<T>(k), cpu::HeadView<T>(v), lse.as<float>(), k.dim(1), d, h,
+    const cpu::Forward<T> forward{cpu::HeadView<T>(o), cpu::HeadView<T>(q), cpu::HeadView<T>(k), cpu::HeadView<T>(v), lse.as<float>(), n_q, k.dim(1), d, h,
                                   scale * cpu::log2_e, visible, dropout};
+    const auto task = [&](std::int64_t i) {  // the last rows see most and go first
+      const std::int64_t chunk = chunks - 1 - std::min(i / (B * h_kv), chunks - 1), b = i % (B * h_kv) / h_kv, kv_head = i % h_kv;
+      return cpu::Task{{b, kv_head * heads, heads, chunk * task_rows, std::min(task_rows, rows - chunk * task_rows)}, kv_head};
+    };
 #pragma omp parallel for num_threads(threads_) schedule(dynamic)
-    for (std::int64_t task = B * h_kv * chunks - 1; task >= 0; --task) {  // the last rows see most and go first
-      const std::int64_t chunk = task / (B * h_kv), b = task % (B * h_kv) / h_kv, kv_head = task % h_kv;
+    for (std::int64_t i = 0; i < B * h_kv * chunks; ++i) {
       cpu::Arena arena{run.scratch() + measure.used * omp_get_thread_num()};
-      const cpu::Rows part{b, kv_head * heads, heads, chunk * task_rows, std::min(task_rows, rows - chunk * task_rows)};
-      forward.run(part, kv_head, cpu::Tile(arena, task_rows, d));
+      forward.run(task(i), task(i + threads_), cpu::Tile(arena, task_rows, d));
     }
   });
 }

@@ -25,7 +25,7 @@ class Lines : public sentencepiece::SentenceIterator {
   mutable std::string line_;
 };
 
-std::string train_plain(std::unordered_map<std::string, std::string> changes) {
+std::string train_plain(const std::unordered_map<std::string, std::string>& changes) {
   std::unordered_map<std::string, std::string> flags = {{"model_type", "bpe"},
                                                         {"vocab_size", "300"},
                                                         {"hard_vocab_limit", "false"},

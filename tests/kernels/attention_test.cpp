@@ -1,4 +1,5 @@
-// Attention against plain float64 loops that hold every probability, on views of packed [.., Q | K | V] buffers as the model makes them.
+// Attention against plain float64 loops that hold every probability, on views of packed [.., Q | K | V] buffers as the
+// model makes them.
 #include <algorithm>
 #include <limits>
 
@@ -15,7 +16,8 @@ struct Sight {
 };
 using SightOf = std::function<Sight(std::int64_t B, std::int64_t n_q, std::int64_t n_k)>;
 
-Sight sight(std::int64_t B, std::int64_t n_q, const std::function<std::array<std::int64_t, 3>(std::int64_t b, std::int64_t i)>& f) {
+Sight sight(std::int64_t B, std::int64_t n_q,
+            const std::function<std::array<std::int64_t, 3>(std::int64_t b, std::int64_t i)>& f) {
   Sight s;
   for (std::int64_t b = 0; b < B; ++b)
     for (std::int64_t i = 0; i < n_q; ++i) {
@@ -65,7 +67,9 @@ Sight whole(std::int64_t B, std::int64_t n_q, std::int64_t n_k) {
 }
 // Every third query sees nothing, and in the first row of the batch nobody does; keys at the end are seen by none.
 Sight blind(std::int64_t B, std::int64_t n_q, std::int64_t n_k) {
-  return sight(B, n_q, [=](auto b, auto i) { return b == 0 || i % 3 == 1 ? Three{4, 3, i} : Three{i % 7, std::min(i, n_k / 2), i}; });
+  return sight(B, n_q, [=](auto b, auto i) {
+    return b == 0 || i % 3 == 1 ? Three{4, 3, i} : Three{i % 7, std::min(i, n_k / 2), i};
+  });
 }
 
 struct Case {
@@ -99,7 +103,8 @@ std::vector<Case> cases() {
           {"nothing visible, MHA with dropout", 3, 130, 130, 3, 3, 64, blind, 0.3f}};
 }
 
-// Where element e of a head stands in a packed buffer [B, n, width()]: [heads of Q | K | V] with one K/V head, [Q | K | V] of each head otherwise.
+// Where element e of a head stands in a packed buffer [B, n, width()]: [heads of Q | K | V] with one K/V head, [Q | K |
+// V] of each head otherwise.
 struct Packing {
   std::int64_t n, h, h_kv, d;
   std::int64_t width() const { return (h_kv == 1 ? h + 2 : 3 * h) * d; }
@@ -116,52 +121,61 @@ struct Packing {
 
 Dropout dropout_of(const Case& c) {
   Dropout d;
-  d.p = c.p, d.seed = 0x123456789abcdef, d.step = 11, d.layer = 3, d.site = Site::attention, d.first_row = 5, d.first_head = 2;
+  d.p = c.p, d.seed = 0x123456789abcdef, d.step = 11, d.layer = 3, d.site = Site::attention, d.first_row = 5,
+  d.first_head = 2;
   return d;
 }
 
 struct Reference {
-  Values o, lse;          // [B, n_q, h, d], [B, n_q, h]
-  Values dqueries, dkeys; // as the packed buffers; 777 where nothing is to be written
+  Values o, lse;           // [B, n_q, h, d], [B, n_q, h]
+  Values dqueries, dkeys;  // as the packed buffers; 777 where nothing is to be written
 };
 
-// queries [B, n_q, width], keys [B, n_k, width]: the packed buffers of which q, and k and v, are used. dout as o, or empty for the forward
-// pass alone.
+// queries [B, n_q, width], keys [B, n_k, width]: the packed buffers of which q, and k and v, are used. dout as o, or
+// empty for the forward pass alone.
 Reference reference(const Case& c, const Sight& s, const Values& queries, const Values& keys, const Values& dout) {
   const Packing pq{c.n_q, c.h, c.h_kv, c.d}, pk{c.n_k, c.h, c.h_kv, c.d};
   const Dropout drop = dropout_of(c);
   const double scale = 1 / std::sqrt(static_cast<double>(c.d));
-  Reference r{Values(static_cast<std::size_t>(c.B * c.n_q * c.h * c.d)), Values(static_cast<std::size_t>(c.B * c.n_q * c.h)), Values(queries.size(), 777),
+  Reference r{Values(static_cast<std::size_t>(c.B * c.n_q * c.h * c.d)),
+              Values(static_cast<std::size_t>(c.B * c.n_q * c.h)), Values(queries.size(), 777),
               Values(keys.size(), 777)};
   for (std::int64_t b = 0; b < c.B; ++b)
     for (std::int64_t e = 0; e < c.d; ++e) {
       for (std::int64_t i = 0; i < c.n_q; ++i)
         for (std::int64_t head = 0; head < c.h; ++head) r.dqueries[pq.at(0, b, i, head, e)] = 0;
       for (std::int64_t j = 0; j < c.n_k; ++j)
-        for (std::int64_t head = 0; head < c.h_kv; ++head) r.dkeys[pk.at(1, b, j, head, e)] = r.dkeys[pk.at(2, b, j, head, e)] = 0;
+        for (std::int64_t head = 0; head < c.h_kv; ++head)
+          r.dkeys[pk.at(1, b, j, head, e)] = r.dkeys[pk.at(2, b, j, head, e)] = 0;
     }
   for (std::int64_t b = 0; b < c.B; ++b)
     for (std::int64_t i = 0; i < c.n_q; ++i)
       for (std::int64_t head = 0; head < c.h; ++head) {
-        const auto token = static_cast<std::size_t>(b * c.n_q + i), row = token * static_cast<std::size_t>(c.h) + static_cast<std::size_t>(head);
+        const auto token = static_cast<std::size_t>(b * c.n_q + i),
+                   row = token * static_cast<std::size_t>(c.h) + static_cast<std::size_t>(head);
         const std::int64_t kv = c.h_kv == 1 ? 0 : head, first = s.first[token], last = s.last[token];
         Values p, mask;
         double most = -infinity, sum = 0;
         for (std::int64_t j = first; j <= last; ++j) {
           double score = 0;
-          for (std::int64_t e = 0; e < c.d; ++e) score += queries[pq.at(0, b, i, head, e)] * keys[pk.at(1, b, j, kv, e)];
+          for (std::int64_t e = 0; e < c.d; ++e)
+            score += queries[pq.at(0, b, i, head, e)] * keys[pk.at(1, b, j, kv, e)];
           p.push_back(score * scale);
           most = std::max(most, p.back());
-          const auto words = philox(dropout_counter(drop.site, drop.layer, drop.step, drop.first_row + b, s.positions[token],
-                                                    attention_group(drop.first_head + head, j)), drop.seed);
-          mask.push_back(words[static_cast<std::size_t>(j % 4)] < drop_threshold(c.p) ? 0 : 1 / (1 - static_cast<double>(c.p)));
+          const auto words = philox(dropout_counter(drop.site, drop.layer, drop.step, drop.first_row + b,
+                                                    s.positions[token], attention_group(drop.first_head + head, j)),
+                                    drop.seed);
+          mask.push_back(
+              words[static_cast<std::size_t>(j % 4)] < drop_threshold(c.p) ? 0 : 1 / (1 - static_cast<double>(c.p)));
         }
         for (double& x : p) x = std::exp(x - most), sum += x;
         for (double& x : p) x /= sum;
         r.lse[row] = most + std::log(sum);
         const auto each = [&](auto&& body) {
           for (std::size_t j = 0; j < p.size(); ++j)
-            for (std::int64_t e = 0; e < c.d; ++e) body(j, first + static_cast<std::int64_t>(j), e, row * static_cast<std::size_t>(c.d) + static_cast<std::size_t>(e));
+            for (std::int64_t e = 0; e < c.d; ++e)
+              body(j, first + static_cast<std::int64_t>(j), e,
+                   row * static_cast<std::size_t>(c.d) + static_cast<std::size_t>(e));
         };
         each([&](auto j, auto key, auto e, auto out) { r.o[out] += p[j] * mask[j] * keys[pk.at(2, b, key, kv, e)]; });
         if (dout.empty()) continue;
@@ -185,15 +199,19 @@ struct Inputs {
   Values queries, keys, dout;
   Inputs(const Case& c, DType dtype)
       : queries(randoms(c.B * c.n_q * Packing{c.n_q, c.h, c.h_kv, c.d}.width(), 1, dtype)),
-        keys(randoms(c.B * c.n_k * Packing{c.n_k, c.h, c.h_kv, c.d}.width(), 2, dtype)), dout(randoms(c.B * c.n_q * c.h * c.d, 3, dtype)) {}
+        keys(randoms(c.B * c.n_k * Packing{c.n_k, c.h, c.h_kv, c.d}.width(), 2, dtype)),
+        dout(randoms(c.B * c.n_q * c.h * c.d, 3, dtype)) {}
 };
 
 // What the device computes, in the form of the reference.
 Reference compute(Device& device, DType dtype, const Case& c, const Sight& s, const Inputs& in) {
   const Packing pq{c.n_q, c.h, c.h_kv, c.d}, pk{c.n_k, c.h, c.h_kv, c.d};
-  const Tensor queries = put(device, dtype, {c.B, c.n_q, pq.width()}, in.queries), keys = put(device, dtype, {c.B, c.n_k, pk.width()}, in.keys);
-  const Tensor dqueries = garbage(device, dtype, {c.B, c.n_q, pq.width()}), dkeys = garbage(device, dtype, {c.B, c.n_k, pk.width()});
-  const Tensor dout = put(device, dtype, {c.B, c.n_q, c.h, c.d}, in.dout), o = garbage(device, dtype, {c.B, c.n_q, c.h, c.d});
+  const Tensor queries = put(device, dtype, {c.B, c.n_q, pq.width()}, in.queries),
+               keys = put(device, dtype, {c.B, c.n_k, pk.width()}, in.keys);
+  const Tensor dqueries = garbage(device, dtype, {c.B, c.n_q, pq.width()}),
+               dkeys = garbage(device, dtype, {c.B, c.n_k, pk.width()});
+  const Tensor dout = put(device, dtype, {c.B, c.n_q, c.h, c.d}, in.dout),
+               o = garbage(device, dtype, {c.B, c.n_q, c.h, c.d});
   const Tensor lse = garbage(device, DType::float32, {c.B, c.n_q, c.h});
   const Visible visible{put(device, {c.B, c.n_q}, s.first), put(device, {c.B, c.n_q}, s.last)};
   Dropout dropout = dropout_of(c);
@@ -201,7 +219,8 @@ Reference compute(Device& device, DType dtype, const Case& c, const Sight& s, co
   const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.d)));
   const Tensor q = pq.view(queries, 0), k = pk.view(keys, 1), v = pk.view(keys, 2);
   device.attention(o, lse, q, k, v, scale, visible, dropout);
-  device.attention_backward(pq.view(dqueries, 0), pk.view(dkeys, 1), pk.view(dkeys, 2), dout, o, lse, q, k, v, scale, visible, dropout);
+  device.attention_backward(pq.view(dqueries, 0), pk.view(dkeys, 1), pk.view(dkeys, 2), dout, o, lse, q, k, v, scale,
+                            visible, dropout);
   return {get(device, o), get(device, lse), get(device, dqueries), get(device, dkeys)};
 }
 
@@ -227,7 +246,8 @@ TEST_P(Attention, AgreesWithFloat64) {
     const Inputs in(c, dtype());
     const Reference want = reference(c, s, in.queries, in.keys, in.dout), got = compute(*device, dtype(), c, s, in);
     EXPECT_LT(relative_error(got.o, want.o), tolerance());
-    for (std::size_t i = 0; i < want.lse.size(); ++i) {  // a float32 sum of up to n_k terms; -infinity where nothing is seen
+    for (std::size_t i = 0; i < want.lse.size();
+         ++i) {  // a float32 sum of up to n_k terms; -infinity where nothing is seen
       if (want.lse[i] == -infinity) {
         EXPECT_EQ(got.lse[i], -infinity);
       } else {
@@ -260,8 +280,8 @@ TEST_P(Attention, GivesTheSameBitsForAnyNumberOfThreads) {
   }
 }
 
-// Scores far apart and far from 0: nothing overflows, and the largest one, which comes late, is not lost. With scores of up to 400 the rounding
-// of a float32 score alone is 400 * 2^-24 = 2.4e-5 of a probability.
+// Scores far apart and far from 0: nothing overflows, and the largest one, which comes late, is not lost. With scores
+// of up to 400 the rounding of a float32 score alone is 400 * 2^-24 = 2.4e-5 of a probability.
 TEST_P(Attention, StandsLargeScores) {
   const Case c{"", 1, 200, 200, 2, 1, 16, causal};
   const Sight s = c.sight(c.B, c.n_q, c.n_k);
@@ -281,7 +301,8 @@ TEST_P(Attention, TakesTheScratchOfTheDryRunAndNoSquareOfTheLength) {
     const std::int64_t h = 3, d = 20, B = 2;
     const auto tensor = [&](DType type, Shape shape) { return device.allocate(Kind::workspace, type, shape); };
     const Visible visible{tensor(DType::int32, {B, T}), tensor(DType::int32, {B, T})};
-    const Tensor q = tensor(dtype(), {B, T, h, d}), k = tensor(dtype(), {B, T, h_kv, d}), lse = tensor(DType::float32, {B, T, h});
+    const Tensor q = tensor(dtype(), {B, T, h, d}), k = tensor(dtype(), {B, T, h_kv, d}),
+                 lse = tensor(DType::float32, {B, T, h});
     device.attention(q, lse, q, k, k, 1, visible, {});
     device.attention_backward(q, k, k, q, q, lse, q, k, k, 1, visible, {});
     return device.memory()[static_cast<std::size_t>(Kind::kernel_scratch)];
@@ -310,8 +331,10 @@ TEST_P(Attention, RefusesWhatDoesNotFit) {
   const auto device = make();
   const auto tensor = [&](DType type, Shape shape) { return device->allocate(Kind::workspace, type, shape); };
   const Visible visible{tensor(DType::int32, {2, 5}), tensor(DType::int32, {2, 5})};
-  const Tensor q = tensor(dtype(), {2, 5, 4, 8}), k = tensor(dtype(), {2, 5, 1, 8}), lse = tensor(DType::float32, {2, 5, 4});
-  const auto fails = [&](const Tensor& o, const Tensor& l, const Tensor& key, const Tensor& value, const Visible& range, float p) {
+  const Tensor q = tensor(dtype(), {2, 5, 4, 8}), k = tensor(dtype(), {2, 5, 1, 8}),
+               lse = tensor(DType::float32, {2, 5, 4});
+  const auto fails = [&](const Tensor& o, const Tensor& l, const Tensor& key, const Tensor& value, const Visible& range,
+                         float p) {
     Dropout dropout;
     dropout.p = p;
     return !sentence([&] { device->attention(o, l, q, key, value, 1, range, dropout); }).empty();
@@ -319,7 +342,8 @@ TEST_P(Attention, RefusesWhatDoesNotFit) {
   EXPECT_FALSE(fails(q, lse, k, k, visible, 0));
   EXPECT_TRUE(fails(tensor(dtype(), {2, 5, 4, 9}), lse, k, k, visible, 0));
   EXPECT_TRUE(fails(q, tensor(DType::float32, {2, 4, 5}), k, k, visible, 0));
-  EXPECT_TRUE(fails(q, lse, tensor(dtype(), {2, 5, 2, 8}), tensor(dtype(), {2, 5, 2, 8}), visible, 0));  // neither 1 nor h heads
+  EXPECT_TRUE(fails(q, lse, tensor(dtype(), {2, 5, 2, 8}), tensor(dtype(), {2, 5, 2, 8}), visible,
+                    0));  // neither 1 nor h heads
   EXPECT_TRUE(fails(q, lse, k, tensor(dtype(), {2, 6, 1, 8}), visible, 0));
   EXPECT_TRUE(fails(q, lse, tensor(DType::int32, {2, 5, 1, 8}), k, visible, 0));
   EXPECT_TRUE(fails(q, lse, k, k, {visible.first, tensor(DType::int32, {2, 4})}, 0));
@@ -327,16 +351,21 @@ TEST_P(Attention, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(fails(q, lse, k, k, visible, 1));
 }
 
-// The reference itself: its gradients are the derivatives of its outputs (float64, so central differences leave about 1e-9).
+// The reference itself: its gradients are the derivatives of its outputs (float64, so central differences leave about
+// 1e-9).
 TEST(AttentionReference, HasTheGradientsOfItsOutputs) {
-  for (const Case& c : {Case{"MQA", 2, 5, 7, 3, 1, 4, shard, 0.3f}, Case{"MHA", 2, 6, 6, 2, 2, 3, documents, 0}, Case{"blind", 2, 6, 6, 2, 1, 3, blind, 0}}) {
+  for (const Case& c : {Case{"MQA", 2, 5, 7, 3, 1, 4, shard, 0.3f}, Case{"MHA", 2, 6, 6, 2, 2, 3, documents, 0},
+                        Case{"blind", 2, 6, 6, 2, 1, 3, blind, 0}}) {
     const Sight s = c.sight(c.B, c.n_q, c.n_k);
     const Inputs in(c, DType::float64);
     const Reference r = reference(c, s, in.queries, in.keys, in.dout);
-    const Values dqueries = numeric_gradient([&](const Values& x) { return dot(reference(c, s, x, in.keys, {}).o, in.dout); }, in.queries);
-    const Values dkeys = numeric_gradient([&](const Values& x) { return dot(reference(c, s, in.queries, x, {}).o, in.dout); }, in.keys);
+    const Values dqueries =
+        numeric_gradient([&](const Values& x) { return dot(reference(c, s, x, in.keys, {}).o, in.dout); }, in.queries);
+    const Values dkeys =
+        numeric_gradient([&](const Values& x) { return dot(reference(c, s, in.queries, x, {}).o, in.dout); }, in.keys);
     EXPECT_LT(relative_error(part(c, dqueries, c.n_q, 0), part(c, r.dqueries, c.n_q, 0)), 1e-6) << c.name;
-    for (int which : {1, 2}) EXPECT_LT(relative_error(part(c, dkeys, c.n_k, which), part(c, r.dkeys, c.n_k, which)), 1e-6) << c.name;
+    for (int which : {1, 2})
+      EXPECT_LT(relative_error(part(c, dkeys, c.n_k, which), part(c, r.dkeys, c.n_k, which)), 1e-6) << c.name;
   }
 }
 

@@ -198,7 +198,7 @@ TEST_P(Rows, DropoutDoesNotSeeTheCut) {
   const std::int64_t C = 48;
   const auto device = make();
   Indices order(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i) % T;
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i % T);
   const Values ones(static_cast<std::size_t>(n * C), 1.0);
   const Tensor wpe = device->allocate(Kind::parameters, dtype(), {T, C});
   const auto run = [&](std::int64_t row, std::int64_t rows, std::int64_t begin, std::int64_t end) {

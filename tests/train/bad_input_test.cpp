@@ -84,7 +84,7 @@ class BadInput : public testing::Test {
   static Words train(const std::string& run, const Words& more = {}) {
     return Words{"train", "--data",   at("data"), "--run_dir",      at(run), "--n_positions",  "16", "--n_embd",
                  "8",     "--n_head", "2",        "--n_layer",      "1",     "--global_batch", "4",  "--micro_batch",
-                 "2",     "--steps",  "2",        "--eval_batches", "1"} +
+                 "2",     "--steps",  "2",        "--eval_rows", "1"} +
            more;
   }
 

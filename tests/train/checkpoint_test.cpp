@@ -177,16 +177,16 @@ TEST(Checkpoint, ADamagedOneNeverCostsTheOlder) {
     EXPECT_EQ(found.warnings[0].find('\n'), std::string::npos);
   };
   for (const std::string& name : names_in(path)) {
-    const std::string file = path + "/" + name, whole = read_all(file);
+    const std::string file = str(path, "/", name), whole = read_all(file);
     fs::remove(file);
     expect_older("missing", name);
-    for (std::size_t size : {std::size_t{0}, std::size_t{7}, whole.size() / 2, whole.size() - 1}) {
+    for (std::size_t size : {std::size_t{0}, std::size_t{7}, whole.size() / 2, whole.size() - 2}) {
       std::ofstream(file, std::ios::binary) << whole.substr(0, size);
       expect_older("truncated", name);
     }
     std::ofstream(file, std::ios::binary) << whole << '\0';
     expect_older("longer", name);
-    for (std::size_t at = 0; at < whole.size(); at += whole.size() / 23 + 1) {
+    for (std::size_t at = 0; at < whole.size(); at += whole.size() / 7 + 1) {
       std::string flipped = whole;
       flipped[at] = static_cast<char>(flipped[at] ^ 4);
       std::ofstream(file, std::ios::binary) << flipped;
@@ -224,14 +224,14 @@ TEST(Checkpoint, ADamagedOneNeverCostsTheOlder) {
 
 // What the system does not read now may be whole: going back would lose it without need.
 TEST(Checkpoint, AnUnreadableOneIsAnError) {
-  if (geteuid() == 0) GTEST_SKIP() << "root reads everything";
   const Example run;
   const TempDir dir;
   save_checkpoint(dir.path(), run.contents(1));
   const std::string path = save_checkpoint(dir.path(), run.contents(2));
-  fs::permissions(path + "/model.safetensors", fs::perms::none);
-  EXPECT_NE(sentence([&] { find_checkpoint(dir.path()); }).find("model.safetensors: cannot be opened"),
-            std::string::npos);
+  fs::remove(path + "/model.safetensors");
+  fs::create_symlink("model.safetensors", path + "/model.safetensors");  // a loop, which even root cannot open
+  const std::string said = sentence([&] { find_checkpoint(dir.path()); });
+  EXPECT_NE(said.find("model.safetensors: cannot be opened"), std::string::npos) << said;
 }
 
 TEST(Checkpoint, AFailedSaveLeavesTheOlderAndNothingElse) {
@@ -289,12 +289,15 @@ TEST(Checkpoint, AKillAtAnyMomentLeavesTheNewestComplete) {
   const Example run;
   const TempDir dir;
   std::mt19937 random(1);
-  std::int64_t last = 0;
+  const auto start = std::chrono::steady_clock::now();
+  save_checkpoint(dir.path(), run.contents(1));
+  const std::chrono::duration<double> one_save = std::chrono::steady_clock::now() - start;
+  std::int64_t last = 1;
   for (int round = 0; round < 20; ++round) {
     const pid_t child = fork();
     if (child == 0) {
       try {
-        for (std::int64_t step = std::max<std::int64_t>(last, 1);; ++step) {  // the first one replaces what is there
+        for (std::int64_t step = last;; ++step) {  // the first one replaces what is there
           save_checkpoint(dir.path(), run.contents(step));
           prune_checkpoints(dir.path(), step, 1, 0);
         }
@@ -302,22 +305,19 @@ TEST(Checkpoint, AKillAtAnyMomentLeavesTheNewestComplete) {
         _exit(1);
       }
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 60000));
+    std::this_thread::sleep_for(one_save * std::uniform_real_distribution<>(0, 4)(random));
     kill(child, SIGKILL);
     int status = 0;
     waitpid(child, &status, 0);
     ASSERT_TRUE(WIFSIGNALED(status));
     const FoundCheckpoint found = find_checkpoint(dir.path());
     EXPECT_TRUE(found.warnings.empty());
-    if (!found.checkpoint) {
-      ASSERT_EQ(last, 0);  // killed before the first was there
-      continue;
-    }
+    ASSERT_TRUE(found.checkpoint.has_value());
     ASSERT_GE(found.checkpoint->state().step, last);
     last = found.checkpoint->state().step;
     run.expect_equal(*found.checkpoint, last);
   }
-  EXPECT_GT(last, 0);
+  EXPECT_GT(last, 5);
 }
 
 }  // namespace

@@ -150,6 +150,18 @@ TEST_F(OptionsTest, PrintedConfigurationGivesTheSameRun) {
   EXPECT_EQ(flat(run({"train", "--config", file("t.toml", print_config(tuned))}).options), flat(tuned));
 }
 
+TEST_F(OptionsTest, EveryPresetIsAccepted) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(FIXTURES "/../../configs")) {
+    if (entry.path().extension() != ".toml") continue;
+    ++files;
+    for (const char* command : {"plan", "train"}) {
+      EXPECT_NO_THROW(run({command, "--config", entry.path().string(), "--print_config"}));
+    }
+  }
+  EXPECT_GE(files, 3);
+}
+
 TEST_F(OptionsTest, HelpVersionAndNoCommand) {
   EXPECT_EQ(run({}).exit_code, 2);
   EXPECT_EQ(run({"--help"}).exit_code, 0);

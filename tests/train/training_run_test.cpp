@@ -1,0 +1,169 @@
+#include "train/training_run.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "data/prepare.h"
+#include "kernels/error.h"
+#include "parallel/json.h"
+#include "train/commands.h"
+
+namespace onescale {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TrainingRuns : public testing::Test {
+ protected:
+  // Some hundred short documents, prepared once for all tests.
+  static void SetUpTestSuite() {
+    std::string name = (fs::temp_directory_path() / "onescale_run_XXXXXX").string();
+    root = ::mkdtemp(name.data());
+    fs::create_directories(root + "/text");
+    for (int i = 0; i < 300; ++i) {
+      std::ofstream(str(root, "/text/", i, ".py"))
+          << "def function_" << i << "(x, y):\n    return x * " << i * 7 % 13 << " + y[" << i % 5 << "]\n\nclass C" << i
+          << ":\n    value = " << i * i << "\n";
+    }
+    PrepareOptions prepare_options;
+    prepare_options.inputs = {root + "/text"};
+    prepare_options.patterns = {"*.py"};
+    prepare_options.out = root + "/data";
+    prepare_options.vocab_size = 300;
+    prepare_options.validation_share = 0.1;
+    prepare_options.threads = 1;
+    prepare(prepare_options);
+  }
+  static void TearDownTestSuite() { fs::remove_all(root); }
+
+  // Dropout, accumulation, clipping, evaluation and samples all on.
+  static Options options(const std::string& run) {
+    Options o;
+    o.command = "train";
+    o.letter = 't';
+    o.data = root + "/data";
+    o.run_dir = root + "/" + run;
+    o.n_layer = 2;
+    o.n_head = 3;
+    o.n_embd = 48;
+    o.n_positions = 32;
+    o.embd_pdrop = 0.1, o.attn_pdrop = 0.1, o.resid_pdrop = 0.1;
+    o.steps = 10;
+    o.global_batch = 4;
+    o.micro_batch = 2;
+    o.lr = 1e-3;
+    o.warmup_steps = 3;
+    o.clip_norm = 0.5;
+    o.eval_every = 5;
+    o.eval_rows = 4;
+    o.sample_every = 5;
+    o.sample_tokens = 4;
+    o.save_every = 5;
+    o.keep_last = 10;
+    o.threads = 2;
+    return o;
+  }
+
+  static std::string bytes(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  // metrics.jsonl without what a clock tells.
+  static std::vector<std::string> metrics(const std::string& run) {
+    std::ifstream file(root + "/" + run + "/metrics.jsonl");
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) {
+      const Json json = Json::parse(line, run);
+      Json kept = Json::object();
+      for (const std::string& key : json.keys()) {
+        if (key != "seconds" && key != "tokens_per_s" && key != "mfu") kept.set(key, json.at(key));
+      }
+      lines.push_back(kept.dump());
+    }
+    return lines;
+  }
+  static void expect_same_run(const std::string& a, const std::string& b, const std::string& step) {
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+      const std::string name = "/checkpoints/" + step + "/" + file;
+      ASSERT_FALSE(bytes(root + "/" + a + name).empty());
+      EXPECT_EQ(bytes(root + "/" + a + name), bytes(root + "/" + b + name)) << file;
+    }
+    EXPECT_EQ(metrics(a), metrics(b));
+  }
+
+  static std::string root;
+};
+std::string TrainingRuns::root;
+
+TEST_F(TrainingRuns, ResumeIsBitwiseInWeightsMomentsAndMetrics) {
+  EXPECT_EQ(TrainingRun(options("whole")).run(), 0);
+  for (const std::int64_t stop : {5, 7}) {  // at a checkpoint that is due, and between two
+    Options o = options(str("cut", stop));
+    o.stop_after = stop;
+    EXPECT_EQ(TrainingRun(o).run(), exit_requeue);
+    o.stop_after = 0;
+    EXPECT_EQ(TrainingRun(o).run(), 0);
+    expect_same_run("whole", str("cut", stop), "step-00000010");
+    EXPECT_EQ(TrainingRun(o).run(), 0);  // finished: says so and changes nothing
+    expect_same_run("whole", str("cut", stop), "step-00000010");
+  }
+}
+
+TEST_F(TrainingRuns, OtherMicroBatchesGiveTheSameLosses) {
+  Options o = options("micro1");
+  o.micro_batch = 1;
+  TrainingRun(o).run();
+  o = options("micro4");
+  o.micro_batch = 4;
+  TrainingRun(o).run();
+  const auto a = metrics("micro1"), b = metrics("micro4");
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const Json x = Json::parse(a[i], "a"), y = Json::parse(b[i], "b");
+    if (!x.has("loss")) continue;
+    EXPECT_NEAR(x.at("loss").number() / y.at("loss").number(), 1, 1e-5);  // float32 sums in another order
+  }
+}
+
+TEST_F(TrainingRuns, StopsSavesAndGoesOnAfterASignal) {
+  TrainingRun run(options("signal"));
+  std::raise(SIGUSR1);
+  EXPECT_EQ(run.run(), exit_requeue);
+  EXPECT_TRUE(fs::exists(root + "/signal/checkpoints/step-00000000/trainer.json"));
+}
+
+TEST_F(TrainingRuns, RefusesASecondProcessAndOtherSettings) {
+  Options o = options("busy");
+  o.stop_after = 1;
+  {
+    TrainingRun first(o);
+    EXPECT_THROW(TrainingRun{o}, Error);
+    first.run();
+  }
+  o.n_layer = 3;
+  EXPECT_THROW(TrainingRun{o}, UsageError);
+}
+
+TEST_F(TrainingRuns, StopsAfterTooManyBadStepsWithTheCheckpointIntact) {
+  Options o = options("bad");
+  o.steps = 40;
+  o.stop_after = 5;
+  TrainingRun(o).run();
+  const std::string before = bytes(root + "/bad/checkpoints/step-00000005/model.safetensors");
+  o.stop_after = 0;
+  o.lr = 1e30;  // the next update makes every later loss infinite
+  o.min_lr = 1e30;
+  o.save_every = 100;
+  o.max_bad_steps = 3;
+  EXPECT_THROW(TrainingRun(o).run(), Error);
+  EXPECT_EQ(bytes(root + "/bad/checkpoints/step-00000005/model.safetensors"), before);
+  const std::vector<std::string> lines = metrics("bad");
+  EXPECT_EQ(Json::parse(lines.back(), "metrics").at("skipped_steps").integer(), 3);
+}
+
+}  // namespace
+}  // namespace onescale
