@@ -92,6 +92,7 @@ std::string DocumentEncoder::train_tokenizer() {
     words.add(document.text);
     report(0);
   }
+  check(words.bytes() > 0, "All documents fell to validation: lower val_share, change seed or add documents.");
   begin("training the tokenizer");
   report(0);
   return Tokenizer::train(words, options_.vocab_size);

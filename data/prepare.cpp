@@ -18,10 +18,11 @@ namespace onescale {
 namespace fs = std::filesystem;
 namespace {
 
-void sync_directory(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) return;  // the rename holds without it, only not through a loss of power
-  ::fsync(file);
+// Of a file or a directory, so that what was written survives a loss of power.
+void sync(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const bool ok = file >= 0 && ::fsync(file) == 0;
+  check(ok, path, ": writing failed (", std::strerror(errno), ").");
   ::close(file);
 }
 
@@ -29,6 +30,7 @@ void write_file(const std::string& path, const std::string& bytes) {
   std::ofstream file(path, std::ios::binary);
   file << bytes << std::flush;
   check(file.good(), path, ": writing failed (", std::strerror(errno), ").");
+  sync(path);
 }
 
 Json settings_of(const PrepareOptions& options, const Documents& documents, const std::optional<Tokenizer>& tokenizer) {
@@ -51,7 +53,7 @@ Json settings_of(const PrepareOptions& options, const Documents& documents, cons
     settings.set("vocab_size", options.vocab_size);
     settings.set("tokenizer_bytes", options.tokenizer_bytes);
   }
-  settings.set("validation_share", options.validation_share);
+  settings.set("val_share", options.validation_share);
   settings.set("fim_rate", options.fim.fim);
   settings.set("fim_spm_rate", options.fim.spm);
   settings.set("seed", str(options.seed));
@@ -106,7 +108,7 @@ PrepareSummary prepare(const PrepareOptions& options) {
   const auto share = [](const char* name, double value, double most) {
     check_usage(value >= 0 && value <= most, name, " is ", value, " but must lie between 0 and ", most, ".");
   };
-  share("validation_share", options.validation_share, 0.99);
+  share("val_share", options.validation_share, 0.99);
   share("fim_rate", options.fim.fim, 1);
   share("fim_spm_rate", options.fim.spm, 1);
   check_usage(!options.out.empty(), "No output directory was given.");
@@ -136,7 +138,7 @@ PrepareSummary prepare(const PrepareOptions& options) {
     SplitWriter val(partial + "/val_", vocabulary, options.shard_tokens);
     encoder.encode(*tokenizer, train, val);
     check(train.summary.documents > 0, "All ", val.summary.documents,
-          " documents fell to validation: lower validation_share, change seed or add documents.");
+          " documents fell to validation: lower val_share, change seed or add documents.");
 
     PrepareSummary summary;
     summary.train = train.summary;
@@ -150,10 +152,10 @@ PrepareSummary prepare(const PrepareOptions& options) {
     json.set("val", to_json(summary.val));
     write_file(partial + "/tokenizer.model", tokenizer->model());
     write_file(partial + "/prepare.json", json.dump(2) + "\n");
-    sync_directory(partial);
+    sync(partial);
     fs::rename(partial, out, error);
     check(!error, out, ": the finished directory ", partial, " cannot be renamed (", error.message(), ").");
-    sync_directory(fs::absolute(out).parent_path().string());
+    sync(fs::absolute(out).parent_path().string());
     summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return summary;
   } catch (...) {

@@ -45,10 +45,10 @@ GptBigCode::GptBigCode(Device& device, const ModelConfig& config, std::int64_t r
   check_usage(seq_len >= 1 && seq_len <= config.n_positions, "seq_len ", seq_len,
               " is not between 1 and the model's n_positions ", config.n_positions);
   const std::int64_t n = rows * seq_len, C = config.n_embd;
-  ids_ = device.allocate(Kind::activations, DType::int32, {n});
-  positions_ = device.allocate(Kind::activations, DType::int32, {rows, seq_len});
-  first_ = device.allocate(Kind::activations, DType::int32, {rows, seq_len});
-  last_ = device.allocate(Kind::activations, DType::int32, {rows, seq_len});
+  ids_ = device.allocate(Kind::batches, DType::int32, {n});
+  positions_ = device.allocate(Kind::batches, DType::int32, {rows, seq_len});
+  first_ = device.allocate(Kind::batches, DType::int32, {rows, seq_len});
+  last_ = device.allocate(Kind::batches, DType::int32, {rows, seq_len});
   std::vector<std::int32_t> position(static_cast<std::size_t>(n));
   for (std::int64_t i = 0; i < n; ++i) position[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i % seq_len);
   device.upload(positions_, position.data());

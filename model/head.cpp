@@ -9,8 +9,8 @@ namespace onescale {
 Head::Head(Device& device, const ModelConfig& config, std::int64_t n, DType dtype, bool train)
     : dev_(device), config_(config), chunk_rows_(std::min<std::int64_t>(n, 256)) {
   const std::int64_t C = config.n_embd, V = config.vocab_size;
-  labels_ = device.allocate(Kind::workspace, DType::int32, {n});
-  index_ = device.allocate(Kind::workspace, DType::int32, {n});
+  labels_ = device.allocate(Kind::batches, DType::int32, {n});
+  index_ = device.allocate(Kind::batches, DType::int32, {n});
   x_ = device.allocate(Kind::workspace, dtype, {n, C});
   y_ = device.allocate(Kind::workspace, dtype, {n, C});
   mean_ = device.allocate(Kind::workspace, DType::float32, {n});

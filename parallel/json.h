@@ -1,4 +1,5 @@
-// JSON values, as much as config.json, safetensors headers, JSON lines and metrics need. Only json.cpp includes the library.
+// JSON values, as much as config.json, safetensors headers, JSON lines and metrics need. Only json.cpp includes the
+// library.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +11,15 @@
 
 namespace onescale {
 
-// A value with shared ownership: copies refer to the same JSON, at() and operator[] to a part of it. Reading a value of another
-// type throws Error naming where the text came from, the key and what was found.
+// A value with shared ownership: copies refer to the same JSON, at() and operator[] to a part of it. Reading a value of
+// another type throws Error naming where the text came from, the key and what was found. Adding to a value ends the
+// life of its parts.
 class Json {
  public:
   static Json object();
   static Json array();
-  // Throws Error "<where>: line L, column C: ..." for a text that is not JSON, or holds a key twice, or anything after the value.
+  // Throws Error "<where>: line L, column C: ..." for a text that is not JSON, or holds a key twice, or anything after
+  // the value.
   static Json parse(std::string_view text, const std::string& where);
   static Json read_file(const std::string& path);
 
@@ -31,10 +34,10 @@ class Json {
   std::vector<std::string> keys() const;   // in the order of the text
   std::int64_t size() const;
 
-  Json at(const std::string& key) const;   // throws when absent
+  Json at(const std::string& key) const;  // throws when absent
   Json at(std::int64_t index) const;
   std::string string() const;
-  std::int64_t integer() const;            // refuses fractions and what does not fit
+  std::int64_t integer() const;  // refuses fractions and what does not fit
   double number() const;
   bool boolean() const;
 

@@ -91,11 +91,6 @@ void softmax_row(const Tile& t, std::int64_t r, std::int64_t width, float* s, st
   t.sum[r] = total;
 }
 
-struct Task {
-  Rows rows;
-  std::int64_t kv_head;
-};
-
 template <class T>
 struct Forward {
   HeadView<T> o, q, k, v;
@@ -108,21 +103,21 @@ struct Forward {
   std::int64_t width = padded(d);
 
   // `next` is what this thread will probably do afterwards.
-  void run(const Task& task, const Task& next, const Tile& t) const {
-    const auto& [rows, kv_head] = task;
+  void run(const Rows& rows, const Rows& next, const Tile& t) const {
     const Seen whole = see(visible, n_k, rows, t.row, t.group);
     const std::int64_t start = whole.lo < whole.hi ? whole.lo / key_block * key_block : 0;
-    std::fill_n(t.v, key_block * width, 0.0f);
     for (std::int64_t key = start; key == start || key < whole.hi; key += key_block) {
       const std::int64_t keys = std::min(key_block, n_k - key);
-      pack_transposed(t.k, keys, d, [&](std::int64_t j) { return k(rows.b, key + j, kv_head); });
-      pack(t.v, width, keys, d, [&](std::int64_t j) { return v(rows.b, key + j, kv_head); });
+      pack_transposed(t.k, keys, d, [&](std::int64_t j) { return k(rows.b, key + j, rows.kv_head); });
+      for (std::int64_t j = 0; j < keys; ++j) pack(t.v + j * width, v(rows.b, key + j, rows.kv_head), d);
       for (std::int64_t r = 0; r < rows.count; r += register_rows) {
         const Seen& seen = t.group[r / register_rows];
         const std::int64_t end = std::min(r + register_rows, rows.count);
         const bool more = key + key_block < whole.hi;
-        fetch(more ? task : next, more ? key + key_block : 0, r * key_block / rows.count, end * key_block / rows.count);
-        if (!more) for (std::int64_t i = r; i < std::min(end, next.rows.count); ++i) prefetch(q(next.rows.b, next.rows.query(i), next.rows.head(i)), d);
+        fetch(more ? rows : next, more ? key + key_block : 0, r * key_block / rows.count, end * key_block / rows.count);
+        if (!more) {
+          next.each(r, std::min(end, next.count), [&](std::int64_t, std::int64_t i, std::int64_t head) { prefetch(q(next.b, i, head), d); });
+        }
         if (key == start) open(rows, t, r, end);
         if (seen.any(key, key + keys)) add_keys(rows, t, r, end, key, keys);
         if (key == std::max(start, (seen.hi - 1) / key_block * key_block)) close(rows, t, r, end);
@@ -131,46 +126,44 @@ struct Forward {
   }
 
   // Keys [begin, end) of the block at `key` into the cache.
-  void fetch(const Task& task, std::int64_t key, std::int64_t begin, std::int64_t end) const {
+  void fetch(const Rows& rows, std::int64_t key, std::int64_t begin, std::int64_t end) const {
     for (std::int64_t j = key + begin; j < std::min(key + end, n_k); ++j)
-      prefetch(k(task.rows.b, j, task.kv_head), d), prefetch(v(task.rows.b, j, task.kv_head), d);
+      prefetch(k(rows.b, j, rows.kv_head), d), prefetch(v(rows.b, j, rows.kv_head), d);
   }
 
   void open(const Rows& rows, const Tile& t, std::int64_t begin, std::int64_t end) const {
-    const auto row = [&](std::int64_t r) { return q(rows.b, rows.query(r), rows.head(r)); };
-    pack(t.q + begin * width, width, end - begin, d, [&](std::int64_t r) { return row(begin + r); });
+    rows.each(begin, end, [&](std::int64_t r, std::int64_t i, std::int64_t head) { pack(t.q + r * width, q(rows.b, i, head), d); });
     std::fill(t.o + begin * width, t.o + end * width, 0.0f);
     std::fill(t.max + begin, t.max + end, -1e30f);  // finite, so that a row without keys does not subtract infinities
     std::fill(t.sum + begin, t.sum + end, f16x{});
   }
 
-  void add_keys(const Rows& rows, const Tile& t, std::int64_t r, std::int64_t end, std::int64_t key, std::int64_t keys) const {
-    const Seen& seen = t.group[r / register_rows];
+  void add_keys(const Rows& rows, const Tile& t, std::int64_t begin, std::int64_t end, std::int64_t key, std::int64_t keys) const {
+    const Seen& seen = t.group[begin / register_rows];
     const std::int64_t from = std::max(seen.lo - key, std::int64_t{0}), to = std::min(seen.hi - key, keys), lo = from / lanes;
-    product<false>(end - r, (to + lanes - 1) / lanes - lo, d, t.q + r * width, width, t.k + lo * lanes, key_block, t.s + lo * lanes, key_block,
+    product<false>(end - begin, (to + lanes - 1) / lanes - lo, d, t.q + begin * width, width, t.k + lo * lanes, key_block, t.s + lo * lanes, key_block,
                    false);
-    for (std::int64_t i = r; i < end; ++i) {
-      float* s = t.s + (i - r) * key_block;
-      if (t.row[i].all(key, key + key_block)) {
-        softmax_row<false>(t, i, width, s, key, c);
+    rows.each(begin, end, [&](std::int64_t r, std::int64_t i, std::int64_t head) {
+      float* s = t.s + (r - begin) * key_block;
+      if (t.row[r].all(key, key + key_block)) {
+        softmax_row<false>(t, r, width, s, key, c);
       } else {
-        softmax_row<true>(t, i, width, s, key, c);
+        softmax_row<true>(t, r, width, s, key, c);
       }
       if (dropout.p > 0) {
-        const Philox16 words = draws.words(rows, i, key);
+        const Philox16 words = draws.words(rows.b, i, head, key);
         for (std::int64_t j = 0; j < key_block; j += lanes) store(s + j, select(draws.keep(words.w[j / lanes]), load(s + j), f16x{}));
       }
-    }
-    product<false>(end - r, width / lanes, to - from, t.s + from, key_block, t.v + from * width, width, t.o + r * width, width, true);
+    });
+    product<false>(end - begin, width / lanes, to - from, t.s + from, key_block, t.v + from * width, width, t.o + begin * width, width, true);
   }
 
   void close(const Rows& rows, const Tile& t, std::int64_t begin, std::int64_t end) const {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const std::int64_t i = rows.query(r), head = rows.head(r);
+    rows.each(begin, end, [&](std::int64_t r, std::int64_t i, std::int64_t head) {
       const float total = sum(t.sum[r]), scale = total == 0 ? 0 : 1 / (total * (1 - dropout.p));
       lse[(rows.b * n_q + i) * h + head] = total == 0 ? -__builtin_inff() : t.max[r] * ln_2 + std::log(total);
       each_vector(d, [&, to = o(rows.b, i, head)](std::int64_t j, auto part) { part.store(to + j, load(t.o + r * width + j) * splat(scale)); });
-    }
+    });
   }
 };
 
@@ -193,7 +186,7 @@ void CpuDevice::attention(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, fl
                                   scale * cpu::log2_e, visible, dropout};
     const auto task = [&](std::int64_t i) {  // the last rows see most and go first
       const std::int64_t chunk = chunks - 1 - std::min(i / (B * h_kv), chunks - 1), b = i % (B * h_kv) / h_kv, kv_head = i % h_kv;
-      return cpu::Task{{b, kv_head * heads, heads, chunk * task_rows, std::min(task_rows, rows - chunk * task_rows)}, kv_head};
+      return cpu::Rows{b, kv_head, kv_head * heads, heads, chunk * task_rows, std::min(task_rows, rows - chunk * task_rows)};
     };
 #pragma omp parallel for num_threads(threads_) schedule(dynamic)
     for (std::int64_t i = 0; i < B * h_kv * chunks; ++i) {

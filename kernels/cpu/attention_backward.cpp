@@ -23,14 +23,14 @@ std::int64_t tasks_of_kv_head(std::int64_t heads, std::int64_t kv_heads) {
 }
 
 struct Tile {
-  float *dq, *lse, *delta;            // of all rows
+  float *q, *do_, *dq, *lse, *delta;  // of all rows
   float *k_t, *v_t, *k, *dk, *dv;     // of a block of keys
-  float *q, *do_, *p, *ds;            // of a block of rows, and of both
+  float *p, *ds;                      // of a block of rows and keys
   Seen *row, *group;
   Tile(Arena& a, std::int64_t rows, std::int64_t d)
-      : dq(a.take<float>(rows * padded(d))), lse(a.take<float>(rows)), delta(a.take<float>(rows)), k_t(a.take<float>(d * key_block)),
+      : q(a.take<float>(rows * padded(d))), do_(a.take<float>(rows * padded(d))), dq(a.take<float>(rows * padded(d))), lse(a.take<float>(rows)), delta(a.take<float>(rows)), k_t(a.take<float>(d * key_block)),
         v_t(a.take<float>(d * key_block)), k(a.take<float>(key_block * padded(d))), dk(a.take<float>(key_block * padded(d))),
-        dv(a.take<float>(key_block * padded(d))), q(a.take<float>(row_block * padded(d))), do_(a.take<float>(row_block * padded(d))),
+        dv(a.take<float>(key_block * padded(d))), 
         p(a.take<float>(row_block * key_block)), ds(a.take<float>(row_block * key_block)), row(a.take<Seen>(rows)),
         group(a.take<Seen>(rows / register_rows + 1)) {}
 };
@@ -47,22 +47,17 @@ struct Backward {
   std::int64_t width = padded(d);
 
   // Scores s and dp of row r, vectors [lo, hi) of the block at `key`, become probabilities (dropped) and the gradient of the scores.
-  void softmax_row(const Tile& t, const Rows& rows, std::int64_t r, float* s, float* dp, std::int64_t key, std::int64_t lo, std::int64_t hi) const {
-    constexpr i16x lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  void softmax_row(const Tile& t, std::int64_t b, std::int64_t r, std::int64_t query, std::int64_t head, float* s, float* dp, std::int64_t key, std::int64_t lo, std::int64_t hi) const {
     const Seen& seen = t.row[r];
     const bool masked = !seen.all(key + lo * lanes, key + hi * lanes);
-    const auto first = static_cast<std::int32_t>(seen.lo - key), end = static_cast<std::int32_t>(seen.hi - key);
     const f16x c = splat(scale * log2_e), lse_of_row = splat(t.lse[r]), delta = splat(t.delta[r]), kept = splat(1 / (1 - dropout.p));
     Philox16 words;
-    if (dropout.p > 0) words = draws.words(rows, r, key);
+    if (dropout.p > 0) words = draws.words(b, query, head, key);
     for (std::int64_t j = 0; j < key_block / lanes; ++j) {
       f16x p{}, dropped{}, g{};
       if (lo <= j && j < hi) {
         f16x x = load(s + j * lanes) * c - lse_of_row;
-        if (masked) {
-          const i16x at = lane + static_cast<std::int32_t>(j * lanes);
-          x = select((at >= first) & (at < end), x, splat(-__builtin_inff()));
-        }
+        if (masked) x = select(visible_lanes(seen, key + j * lanes), x, splat(-__builtin_inff()));
         p = dropped = exp2(x), g = load(dp + j * lanes);
         if (dropout.p > 0) {
           const i16x keep = draws.keep(words.w[j]);
@@ -75,26 +70,34 @@ struct Backward {
   }
 
   // The gradients of the block of keys at `key` from all rows.
-  void block(const Rows& rows, const Tile& t, std::int64_t key, std::int64_t keys) const {
+  void block(const Rows& rows, const Rows& next, const Tile& t, std::int64_t key, std::int64_t keys) const {
     std::fill_n(t.dk, key_block * width, 0.0f);
     std::fill_n(t.dv, key_block * width, 0.0f);
+    const auto seen_by = [&](std::int64_t r0) {
+      Seen seen;
+      for (std::int64_t r = r0; r < std::min(r0 + row_block, rows.count); r += register_rows) seen.add(t.group[r / register_rows]);
+      return seen.any(key, key + keys);
+    };
+    std::int64_t step = 0, steps = 0;
+    for (std::int64_t r0 = 0; r0 < rows.count; r0 += row_block) steps += seen_by(r0) * row_block / register_rows;
     for (std::int64_t r0 = 0; r0 < rows.count; r0 += row_block) {
       const std::int64_t n = std::min(row_block, rows.count - r0), groups = (n + register_rows - 1) / register_rows;
       const Seen* group = t.group + r0 / register_rows;
-      Seen seen;
-      for (std::int64_t g = 0; g < groups; ++g) seen.add(group[g]);
-      if (!seen.any(key, key + keys)) continue;
-      const auto row_of = [&](const HeadView<T>& x) { return [&, r0](std::int64_t r) { return x(rows.b, rows.query(r0 + r), rows.head(r0 + r)); }; };
-      pack(t.q, width, n, d, row_of(q));
-      pack(t.do_, width, n, d, row_of(do_));
+      if (key == 0) open(rows, t, r0, r0 + n);
+      if (!seen_by(r0)) continue;
+      const float *q_rows = t.q + r0 * width, *do_rows = t.do_ + r0 * width;
       for (std::int64_t g = 0; g < groups; ++g) {
         const std::int64_t r = g * register_rows, high = std::min(register_rows, n - r);
+        fetch(rows, next, key, r0 + r, step++, steps);
         float *s = t.p + r * key_block, *ds = t.ds + r * key_block;
         const std::int64_t begin = std::clamp<std::int64_t>(group[g].lo - key, 0, keys), end = std::clamp<std::int64_t>(group[g].hi - key, begin, keys);
         const std::int64_t lo = begin / lanes, hi = begin < end ? (end + lanes - 1) / lanes : lo;
-        product<false>(high, hi - lo, d, t.q + r * width, width, t.k_t + lo * lanes, key_block, s + lo * lanes, key_block, false);
-        product<false>(high, hi - lo, d, t.do_ + r * width, width, t.v_t + lo * lanes, key_block, ds + lo * lanes, key_block, false);
-        for (std::int64_t i = 0; i < high; ++i) softmax_row(t, rows, r0 + r + i, s + i * key_block, ds + i * key_block, key, lo, hi);
+        product<false>(high, hi - lo, d, q_rows + r * width, width, t.k_t + lo * lanes, key_block, s + lo * lanes, key_block, false);
+        product<false>(high, hi - lo, d, do_rows + r * width, width, t.v_t + lo * lanes, key_block, ds + lo * lanes, key_block, false);
+        rows.each(r0 + r, r0 + r + high, [&, to = std::int64_t{0}](std::int64_t row, std::int64_t query, std::int64_t head) mutable {
+          softmax_row(t, rows.b, row, query, head, s + to, ds + to, key, lo, hi);
+          to += key_block;
+        });
         product<false>(high, width / lanes, end - begin, ds + begin, key_block, t.k + begin * width, width, t.dq + (r0 + r) * width, width, true);
       }
       for (std::int64_t j = 0; j < keys; j += register_rows) {  // these keys, from the rows that see one of them
@@ -104,42 +107,61 @@ struct Backward {
         while (end > first && !group[end - 1].any(key + j, key + j + high)) --end;
         first *= register_rows, end = std::min(end * register_rows, n);
         if (first >= end) continue;
-        product<true>(high, width / lanes, end - first, t.p + first * key_block + j, key_block, t.do_ + first * width, width, t.dv + j * width, width, true);
-        product<true>(high, width / lanes, end - first, t.ds + first * key_block + j, key_block, t.q + first * width, width, t.dk + j * width, width, true);
+        product<true>(high, width / lanes, end - first, t.p + first * key_block + j, key_block, do_rows + first * width, width, t.dv + j * width, width, true);
+        product<true>(high, width / lanes, end - first, t.ds + first * key_block + j, key_block, q_rows + first * width, width, t.dk + j * width, width, true);
       }
     }
   }
 
-  // dk and dv go to `partial` [2, n_k, width] when given.
-  void run(const Rows& rows, std::int64_t kv_head, float* partial, const Tile& t) const {
-    see(visible, n_k, rows, t.row, t.group);
-    std::fill_n(t.dq, rows.count * width, 0.0f);
-    std::fill_n(t.k, key_block * width, 0.0f);
-    for (std::int64_t r = 0; r < rows.count; ++r) {
-      const std::int64_t i = rows.query(r), head = rows.head(r);
+  // Brings into the cache, a part at every step of a block of keys, what comes after it: the next keys, and the rows that will be opened.
+  void fetch(const Rows& rows, const Rows& next, std::int64_t key, std::int64_t r, std::int64_t step, std::int64_t steps) const {
+    const auto fetch_rows = [&](const Rows& which, std::int64_t begin, std::int64_t end) {
+      which.each(begin, std::min(end, which.count), [&](std::int64_t, std::int64_t i, std::int64_t head) {
+        for (const HeadView<T>* x : {&q, &do_, &o}) prefetch((*x)(which.b, i, head), d);
+      });
+    };
+    const bool last = key + key_block >= n_k;
+    const Rows& keys_of = last ? next : rows;
+    const std::int64_t start = last ? 0 : key + key_block;
+    for (std::int64_t j = start + step * key_block / steps; j < std::min(start + (step + 1) * key_block / steps, n_k); ++j)
+      prefetch(k(keys_of.b, j, keys_of.kv_head), d), prefetch(v(keys_of.b, j, keys_of.kv_head), d);
+    if (key == 0) fetch_rows(rows, r + row_block, r + row_block + register_rows);
+    if (last) fetch_rows(next, step * row_block / steps, (step + 1) * row_block / steps);
+  }
+
+  void open(const Rows& rows, const Tile& t, std::int64_t begin, std::int64_t end) const {
+    std::fill(t.dq + begin * width, t.dq + end * width, 0.0f);
+    rows.each(begin, end, [&](std::int64_t r, std::int64_t i, std::int64_t head) {
+      pack(t.q + r * width, q(rows.b, i, head), d);
+      pack(t.do_ + r * width, do_(rows.b, i, head), d);
       f16x delta{};
-      each_vector(d, [&, x = do_(rows.b, i, head), y = o(rows.b, i, head)](std::int64_t j, auto part) { delta += part.load(x + j) * part.load(y + j); });
+      each_vector(d, [&, x = t.do_ + r * width, y = o(rows.b, i, head)](std::int64_t j, auto part) { delta += load(x + j) * part.load(y + j); });
       t.delta[r] = sum(delta);
       t.lse[r] = lse[(rows.b * n_q + i) * h + head] * log2_e;
-    }
+    });
+  }
+
+  // dk and dv go to `partial` [2, n_k, width] when given. `next` is what this thread will probably do afterwards.
+  void run(const Rows& rows, const Rows& next, float* partial, const Tile& t) const {
+    see(visible, n_k, rows, t.row, t.group);
     for (std::int64_t key = 0; key < n_k; key += key_block) {
       const std::int64_t keys = std::min(key_block, n_k - key);
-      const auto k_row = [&](std::int64_t j) { return k(rows.b, key + j, kv_head); };
+      const auto k_row = [&](std::int64_t j) { return k(rows.b, key + j, rows.kv_head); };
       pack_transposed(t.k_t, keys, d, k_row);
-      pack_transposed(t.v_t, keys, d, [&](std::int64_t j) { return v(rows.b, key + j, kv_head); });
-      pack(t.k, width, keys, d, k_row);
-      block(rows, t, key, keys);
+      pack_transposed(t.v_t, keys, d, [&](std::int64_t j) { return v(rows.b, key + j, rows.kv_head); });
+      for (std::int64_t j = 0; j < keys; ++j) pack(t.k + j * width, k_row(j), d);
+      block(rows, next, t, key, keys);
       for (std::int64_t j = 0; j < keys; ++j) {
         if (partial) {
           std::copy_n(t.dk + j * width, width, partial + (key + j) * width);
           std::copy_n(t.dv + j * width, width, partial + (n_k + key + j) * width);
         } else {
-          write(dk(rows.b, key + j, kv_head), t.dk + j * width, scale);
-          write(dv(rows.b, key + j, kv_head), t.dv + j * width, 1);
+          write(dk(rows.b, key + j, rows.kv_head), t.dk + j * width, scale);
+          write(dv(rows.b, key + j, rows.kv_head), t.dv + j * width, 1);
         }
       }
     }
-    for (std::int64_t r = 0; r < rows.count; ++r) write(dq(rows.b, rows.query(r), rows.head(r)), t.dq + r * width, scale);
+    rows.each(0, rows.count, [&](std::int64_t r, std::int64_t i, std::int64_t head) { write(dq(rows.b, i, head), t.dq + r * width, scale); });
   }
 
   void write(T* to, const float* from, float factor) const {
@@ -179,11 +201,14 @@ void CpuDevice::attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor do_, 
     const cpu::Backward<decltype(storage)> backward{View(dq), View(dk), View(dv), View(do_), View(o), View(q), View(k), View(v), lse.as<float>(), n_q, n_k, d, h,
                                   scale, visible, dropout, cpu::KeyDropout(dropout)};
     float* partial = tasks > 1 ? reinterpret_cast<float*>(run.scratch() + tile * threads_) : nullptr;
+    const auto task = [&](std::int64_t i) {
+      const std::int64_t b = std::min(i / (h_kv * tasks), B - 1), kv_head = i / tasks % h_kv, first = i % tasks * heads, count = std::min(heads, shared - first);
+      return cpu::Rows{b, kv_head, kv_head * shared + first, count, 0, n_q * count};
+    };
 #pragma omp parallel for num_threads(threads_) schedule(dynamic)
     for (std::int64_t i = 0; i < B * h_kv * tasks; ++i) {
-      const std::int64_t b = i / (h_kv * tasks), kv_head = i / tasks % h_kv, first = i % tasks * heads, count = std::min(heads, shared - first);
       cpu::Arena own{run.scratch() + tile * omp_get_thread_num()};
-      backward.run({b, kv_head * shared + first, count, 0, n_q * count}, kv_head, partial ? partial + i * part : nullptr, cpu::Tile(own, n_q * heads, d));
+      backward.run(task(i), task(i + threads_), partial ? partial + i * part : nullptr, cpu::Tile(own, n_q * heads, d));
     }
     if (!partial) return;
 #pragma omp parallel for num_threads(threads_)

@@ -42,11 +42,18 @@ struct HeadView {
   T* operator()(std::int64_t b, std::int64_t i, std::int64_t h) const { return data + b * batch + i * token + h * head; }
 };
 
-// Queries that share a K/V head, folded: row r is query r / heads of head first_head + r % heads.
+// Queries of one row of the batch that share a K/V head, folded: row r is query (begin + r) / heads of head first_head + (begin + r) % heads.
 struct Rows {
-  std::int64_t b, first_head, heads, begin, count;
-  std::int64_t query(std::int64_t r) const { return (begin + r) / heads; }
-  std::int64_t head(std::int64_t r) const { return first_head + (begin + r) % heads; }
+  std::int64_t b, kv_head, first_head, heads, begin, count;
+  // body(r, query, head) for r in [from, to).
+  template <class Body>
+  void each(std::int64_t from, std::int64_t to, Body&& body) const {
+    std::int64_t query = (begin + from) / heads, head = (begin + from) % heads;
+    for (std::int64_t r = from; r < to; ++r) {
+      body(r, query, first_head + head);
+      if (++head == heads) head = 0, ++query;
+    }
+  }
 };
 
 // The keys that rows see: some row those in [lo, hi), every row those in [all_lo, all_hi).
@@ -70,14 +77,14 @@ inline i16x visible_lanes(const Seen& row, std::int64_t key) {
 inline Seen see(const Visible& visible, std::int64_t n_k, const Rows& rows, Seen* row, Seen* group) {
   const std::int64_t base = rows.b * visible.first.dim(1);
   Seen whole;
-  for (std::int64_t r = 0; r < rows.count; ++r) {
-    const std::int64_t first = visible.first.as<std::int32_t>()[base + rows.query(r)], last = visible.last.as<std::int32_t>()[base + rows.query(r)];
+  rows.each(0, rows.count, [&](std::int64_t r, std::int64_t i, std::int64_t) {
+    const std::int64_t first = visible.first.as<std::int32_t>()[base + i], last = visible.last.as<std::int32_t>()[base + i];
     row[r].lo = row[r].all_lo = std::max<std::int64_t>(first, 0);
     row[r].hi = row[r].all_hi = std::min(last + 1, n_k);
     Seen& g = group[r / register_rows];
     if (r % register_rows == 0) g = Seen{};
     g.add(row[r]);
-  }
+  });
   for (std::int64_t g = 0; g * register_rows < rows.count; ++g) whole.add(group[g]);
   return whole;
 }
@@ -122,7 +129,8 @@ void product(std::int64_t rows, std::int64_t vectors, std::int64_t k, const floa
     return std::array<Product, sizeof...(I)>{
         product_in_registers<static_cast<int>(I) / register_vectors + 1, static_cast<int>(I) % register_vectors + 1, Transposed>...};
   }(std::make_index_sequence<register_rows * register_vectors>{});
-  const std::int64_t width = (vectors + (vectors + register_vectors - 1) / register_vectors - 1) / std::max<std::int64_t>((vectors + register_vectors - 1) / register_vectors, 1);
+  const std::int64_t pieces = (vectors + register_vectors - 1) / register_vectors;
+  const std::int64_t width = pieces <= 1 ? vectors : (vectors + pieces - 1) / pieces;
   for (std::int64_t j = 0; j < vectors; j += width) {
     const std::int64_t wide = std::min(width, vectors - j);
     for (std::int64_t r = 0; r < rows; r += register_rows) {
@@ -137,29 +145,31 @@ void product(std::int64_t rows, std::int64_t vectors, std::int64_t k, const floa
 template <class T>
 void prefetch(const T* row, std::int64_t d) {
   for (std::int64_t i = 0; i < d; i += 64 / static_cast<std::int64_t>(sizeof(T))) __builtin_prefetch(row + i, 0, 2);
+  asm volatile("");  // a function that only prefetches passes for one without effect and would be left out
 }
 
-// dst[r] = row(r) for r < rows, as float32 rows of `width` floats: d features and zeros.
-template <class RowOf>
-void pack(float* dst, std::int64_t width, std::int64_t rows, std::int64_t d, RowOf&& row) {
-  for (std::int64_t r = 0; r < rows; ++r) each_vector(d, [&, from = row(r)](std::int64_t i, auto part) { store(dst + r * width + i, part.load(from + i)); });
+// Row i of a tile: d features and zeros.
+template <class T>
+void pack(float* dst, const T* src, std::int64_t d) {
+  each_vector(d, [&](std::int64_t i, auto part) { store(dst + i, part.load(src + i)); });
 }
 
 // A square of registers transposed: elements are exchanged between rows, and lanes, that differ in one bit, bit after bit.
 typedef float Register __attribute__((vector_size(register_bytes)));
-inline constexpr std::size_t register_lanes = register_bytes / sizeof(float);
-template <std::size_t Bit, std::size_t... Lane>
-void transpose_bit(Register (&v)[register_lanes], std::index_sequence<Lane...>) {
-  for (std::size_t i = 0; i < register_lanes; ++i) {
+inline constexpr std::int64_t register_lanes = register_bytes / sizeof(float);
+template <std::int64_t Bit, std::int64_t... Lane>
+void transpose_bit(Register (&v)[register_lanes], std::integer_sequence<std::int64_t, Lane...>) {
+#pragma GCC unroll 16
+  for (std::int64_t i = 0; i < register_lanes; ++i) {
     if (i & Bit) continue;
     const Register a = v[i], b = v[i + Bit];
     v[i] = __builtin_shufflevector(a, b, (Lane & Bit ? Lane - Bit + register_lanes : Lane)...);
     v[i + Bit] = __builtin_shufflevector(a, b, (Lane & Bit ? Lane + register_lanes : Lane + Bit)...);
   }
 }
-template <std::size_t... Bits>
+template <std::int64_t... Bits>
 void transpose(Register (&v)[register_lanes]) {
-  (transpose_bit<Bits>(v, std::make_index_sequence<register_lanes>{}), ...);
+  (transpose_bit<Bits>(v, std::make_integer_sequence<std::int64_t, register_lanes>{}), ...);
 }
 
 // dst[i][r] = row(r)[i] for i < d, r < rows, and 0 for r up to key_block.
@@ -168,15 +178,18 @@ void pack_transposed(float* dst, std::int64_t rows, std::int64_t d, RowOf&& row)
   constexpr std::int64_t n = register_lanes;
   for (std::int64_t r = 0; r < key_block; r += n) {
     each_vector(d, [&](std::int64_t i, auto part) {
-      float from[n][lanes];
-      for (std::int64_t j = 0; j < n; ++j) store(from[j], r + j < rows ? part.load(row(r + j) + i) : f16x{});
+      f16x from[n];
+      for (std::int64_t j = 0; j < n; ++j) from[j] = r + j < rows ? part.load(row(r + j) + i) : f16x{};
       for (std::int64_t at = 0; at < std::min(lanes, d - i); at += n) {
-        Register square[register_lanes];
-        for (std::size_t j = 0; j < register_lanes; ++j) std::memcpy(&square[j], &from[j][at], sizeof(Register));
-        if constexpr (register_lanes == 16) transpose<1, 2, 4, 8>(square);
-        else transpose<1, 2, 4>(square);
-        for (std::int64_t j = 0; j < std::min(n, d - i - at); ++j)
-          std::memcpy(dst + (i + at + j) * key_block + r, &square[j], sizeof(Register));
+        Register square[n];
+        for (std::int64_t j = 0; j < n; ++j) std::memcpy(&square[j], reinterpret_cast<const char*>(&from[j]) + 4 * at, sizeof(Register));
+        if constexpr (n == 16) {
+          transpose<1, 2, 4, 8>(square);
+        } else {
+          transpose<1, 2, 4>(square);
+        }
+        float* to = dst + (i + at) * key_block + r;
+        for (std::int64_t j = 0; j < std::min(n, d - i - at); ++j) std::memcpy(to + j * key_block, &square[j], sizeof(Register));
       }
     });
   }
@@ -193,11 +206,10 @@ void check_like(const char* operation, const char* name, const Tensor& t, const 
 class KeyDropout {
  public:
   explicit KeyDropout(const Dropout& d) : d_(d), threshold_(drop_threshold(d.p)) {}
-  // Word j of lane l is for key + 16 j + l, a multiple of key_block on.
-  Philox16 words(const Rows& rows, std::int64_t r, std::int64_t key) const {
-    const std::int64_t i = rows.query(r);
-    const Philox first = dropout_counter(d_.site, d_.layer, d_.step, d_.first_row + rows.b, d_.positions.as<std::int32_t>()[rows.b * d_.positions.dim(1) + i],
-                                         attention_group(d_.first_head + rows.head(r), key));
+  // Lane l of word j is for key + 16 j + l, where key is a multiple of key_block.
+  Philox16 words(std::int64_t b, std::int64_t query, std::int64_t head, std::int64_t key) const {
+    const std::int32_t position = d_.positions.as<std::int32_t>()[b * d_.positions.dim(1) + query];
+    const Philox first = dropout_counter(d_.site, d_.layer, d_.step, d_.first_row + b, position, attention_group(d_.first_head + head, key));
     const u16x counter[4] = {splat(first[0]) + group_order, splat(first[1]), splat(first[2]), splat(first[3])};
     return by_element(philox16(counter, d_.seed));
   }

@@ -1,6 +1,6 @@
 // The CPU implementation of the kernel contract; what each operation does is said in kernels/device.h. The operations
-// live in one file a family: memory, random, rows, layernorm, linear, gelu, attention, cross_entropy, reduce,
-// optimizer.
+// live in one file a family: memory, copy, peak, random, rows, layernorm, linear, gelu, attention, cross_entropy,
+// reduce, optimizer.
 #pragma once
 
 #include <chrono>

@@ -44,6 +44,7 @@ void statistics(const T* logits, std::int64_t rows, float& most, float& total) {
     }
     const f16x shift = splat(most);
     cpu::each_vector_of_4(n, [&](std::int64_t i, auto part, int k) {
+      __builtin_prefetch(from + block + i);  // else memory would rest while the exponentials are computed
       terms[k] += part.or_else(cpu::exp(part.load(from + i) - shift), 0);
     });
     sum += static_cast<double>(cpu::sum((terms[0] + terms[1]) + (terms[2] + terms[3])));

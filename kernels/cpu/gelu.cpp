@@ -15,15 +15,17 @@ struct Curve {
   f16x phi, slope;
 };
 
+constexpr float log2_e = 1.4426950409f;
+
 // Phi is replaced by (1 + tanh(u)) / 2 = 1 / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
 struct TanhCurve {
   Curve operator()(f16x x) const {
     constexpr float root = 0.7978845608f, cubic = 0.044715f;
     const f16x square = x * x;
-    const f16x phi =
-        splat(1.0f) / (splat(1.0f) + cpu::exp(splat(-2 * root) * x * (splat(1.0f) + splat(cubic) * square)));
-    const f16x du = splat(root) * (splat(1.0f) + splat(3 * cubic) * square);
-    return {phi, phi + splat(2.0f) * x * phi * (splat(1.0f) - phi) * du};
+    const f16x power = x * (splat(-2 * root * log2_e) + splat(-2 * root * log2_e * cubic) * square);
+    const f16x phi = splat(1.0f) / (splat(1.0f) + cpu::exp2(cpu::min(power, splat(126.0f))));
+    const f16x slope = x * (splat(2 * root) + splat(6 * root * cubic) * square);  // 2 x du/dx
+    return {phi, phi + slope * phi * (splat(1.0f) - phi)};
   }
 };
 
@@ -31,14 +33,13 @@ struct TanhCurve {
 // below 1e-7. The density that the slope needs is the same exponential.
 struct ErfCurve {
   Curve operator()(f16x x) const {
-    const f16x size = cpu::max(x, -x);
-    const f16x t = splat(1.0f) / (splat(1.0f) + splat(0.3275911f * 0.7071067812f) * size),
-               e = cpu::exp(splat(-0.5f) * x * x);
-    f16x p = splat(1.061405429f) * t + splat(-1.453152027f);
-    p = p * t + splat(1.421413741f);
-    p = p * t + splat(-0.284496736f);
-    p = p * t + splat(0.254829592f);
-    const f16x tail = splat(0.5f) * p * t * e;
+    const f16x t = splat(1.0f) / (splat(1.0f) + splat(0.3275911f * 0.7071067812f) * cpu::max(x, -x));
+    const f16x e = cpu::exp2(splat(-0.5f * log2_e) * x * x);
+    f16x p = splat(0.5f * 1.061405429f) * t + splat(0.5f * -1.453152027f);
+    p = p * t + splat(0.5f * 1.421413741f);
+    p = p * t + splat(0.5f * -0.284496736f);
+    p = p * t + splat(0.5f * 0.254829592f);
+    const f16x tail = p * t * e;
     const f16x phi = cpu::select(x < f16x{}, tail, splat(1.0f) - tail);
     return {phi, phi + x * e * splat(0.3989422804f)};
   }

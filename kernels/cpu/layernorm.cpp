@@ -30,6 +30,7 @@ void normalise(T* y, float& mean, float& rstd, const T* x, const T* w, const T* 
   rstd = 1 / std::sqrt(total(squares) + eps);
   const f16x scale = splat(rstd);
   each_vector(C, [&](std::int64_t i, auto part) {
+    __builtin_prefetch(x + C + i);  // the next row, whose first sweep would otherwise wait for memory
     part.store(y + i, (part.load(x + i) - centre) * scale * part.load(w + i) + part.load(b + i));
   });
 }

@@ -2,6 +2,10 @@
 // the same on every machine, so a sum over lanes is too.
 #pragma once
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -44,6 +48,22 @@ inline void put(bf16& out, float x) {  // round to nearest even; a NaN stays one
   out.bits = static_cast<std::uint16_t>(nan ? (bits >> 16 | 0x40u) : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
+// Sixteen 16-bit lanes to 32 bits and back. One instruction, for which the general conversion takes several.
+inline u16x widen(h16x h) {
+#if defined(__AVX512F__)
+  return std::bit_cast<u16x>(_mm512_maskz_cvtepu16_epi32(0xffff, std::bit_cast<__m256i>(h)));
+#else
+  return __builtin_convertvector(h, u16x);
+#endif
+}
+inline h16x narrow(u16x v) {
+#if defined(__AVX512F__)
+  return std::bit_cast<h16x>(_mm512_maskz_cvtepi32_epi16(0xffff, std::bit_cast<__m512i>(v)));
+#else
+  return __builtin_convertvector(v, h16x);
+#endif
+}
+
 inline f16x load(const float* p) {
   f16x v;
   std::memcpy(&v, p, sizeof v);
@@ -52,16 +72,14 @@ inline f16x load(const float* p) {
 inline f16x load(const bf16* p) {
   h16x h;
   std::memcpy(&h, p, sizeof h);
-  return std::bit_cast<f16x>(__builtin_convertvector(h, u16x) << 16);
+  return std::bit_cast<f16x>(widen(h) << 16);
 }
 inline void store(float* p, f16x v) {
   std::memcpy(p, &v, sizeof v);
 }
 inline void store(bf16* p, f16x v) {
   const u16x bits = std::bit_cast<u16x>(v);
-  const u16x rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, quiet = bits >> 16 | 0x40u;
-  const u16x nan = std::bit_cast<u16x>((bits & 0x7fffffffu) > 0x7f800000u);
-  const h16x h = __builtin_convertvector((quiet & nan) | (rounded & ~nan), h16x);
+  const h16x h = narrow((v != v ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
   std::memcpy(p, &h, sizeof h);
 }
 

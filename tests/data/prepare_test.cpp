@@ -222,6 +222,11 @@ TEST(Prepare, FailuresLeaveNothing) {
   options.out = "";
   expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"No output directory"});
   options.out = dir / "out";
+  options.inputs = {dir / "tree/0/0.py"};
+  options.validation_share = 0.99;
+  expect_contains(sentence_of([&] { prepare(options); }), {"All documents fell to validation", "val_share"});
+  options.inputs = {dir / "tree/0"};
+  options.validation_share = 0;
   options.vocab_size = 100'000;
   expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"vocab_size is 100000", "at most"});
   options.vocab_size = 330;

@@ -58,7 +58,7 @@ class BadInput : public testing::Test {
       }
       write("corpus/" + std::to_string(i) + ".py", text);
     }
-    must({"prepare", "--input", at("corpus"), "--out", at("data"), "--vocab_size", "320", "--val_share", "0.2"});
+    must({"prepare", "--input", at("corpus"), "--out", at("data"), "--vocab_size", "300", "--val_share", "0.2"});
     must(train("run"));
     fs::copy(fs::path(FIXTURES) / "golden/mqa", at("hf"), fs::copy_options::recursive);
   }
@@ -169,7 +169,7 @@ TEST_F(BadInput, Sizes) {
        train("x", {"--global_batch", "12", "--micro_batch", "5"}),
        2,
        {"micro_batch", "5", "12", "4 and 6"}},
-      {"vocabulary", train("x", {"--vocab_size", "100"}), 2, {"vocab_size", "100", "320"}},
+      {"vocabulary", train("x", {"--vocab_size", "100"}), 2, {"vocab_size", "100", "300"}},
       {"fewer tokens than a batch",
        train("x", {"--global_batch", "100000", "--micro_batch", "10"}),
        1,
@@ -177,7 +177,7 @@ TEST_F(BadInput, Sizes) {
       {"model of another vocabulary",
        {"train", "--data", at("data"), "--run_dir", at("x"), "--model", at("hf"), "--global_batch", "8"},
        2,
-       {"320", "99", "vocab_size"}},
+       {"300", "99", "vocab_size"}},
   });
 }
 
@@ -187,7 +187,7 @@ TEST_F(BadInput, Data) {
   fs::resize_file(at("cut/train_000000.bin"), fs::file_size(at("cut/train_000000.bin")) - 3);
   fs::copy(at("data"), at("mixed"));
   must({"prepare", "--input", at("corpus/1.py"), at("corpus/2.py"), at("corpus/3.py"), "--out", at("other"),
-        "--vocab_size", "300", "--val_share", "0.4"});
+        "--vocab_size", "290", "--val_share", "0.4"});
   fs::copy_file(at("other/tokenizer.model"), at("mixed/tokenizer.model"), fs::copy_options::overwrite_existing);
   const std::string lines = write("lines.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\",}\n"),
                     field = write("field.jsonl", "{\"text\": \"a\"}\n\n{\"txt\": \"b\"}\n"),
@@ -210,7 +210,7 @@ TEST_F(BadInput, Data) {
       {"other settings",
        {"prepare", "--input", at("corpus"), "--out", at("data"), "--vocab_size", "321"},
        2,
-       {at("data"), "320", "321"}},
+       {at("data"), "300", "321"}},
       {"place", {"prepare", "--input", at("corpus"), "--out", at("run")}, 2, {at("run"), "another directory"}},
       {"directory without shards", train_on("empty"), 2, {at("empty")}},
       {"truncated shard", train_on("cut"), 1, {"cut/train_000000.bin", "bytes"}},
@@ -258,7 +258,7 @@ TEST_F(BadInput, RunDirectories) {
       {"no space for the last checkpoint", train("nospace"), 1, {"saved"}, 4096},
       {"no space for an export", export_run + Words{at("e")}, 1, {at("e")}, 1024},
       {"no space for shards",
-       {"prepare", "--input", at("corpus"), "--out", at("p"), "--vocab_size", "320"},
+       {"prepare", "--input", at("corpus"), "--out", at("p"), "--vocab_size", "300"},
        1,
        {at("p")},
        1024},
