@@ -72,7 +72,8 @@ void check_free_space(const fs::path& root, const CheckpointContents& contents) 
                         static_cast<double>(file_bytes(model_tensors(contents.table, FileType::F32))) +
                         static_cast<double>(contents.exp_avg ? file_bytes(moment_tensors(contents.table)) : 0);
   struct statvfs status {};
-  check(statvfs(root.c_str(), &status) == 0, root.string(), ": its free space cannot be found: ", std::strerror(errno));
+  const bool known = statvfs(root.c_str(), &status) == 0;
+  check(known, root.string(), ": its free space cannot be found: ", std::strerror(errno));
   const double free = static_cast<double>(status.f_bavail) * static_cast<double>(status.f_frsize);
   check(free >= needed, root.string(), ": ", free / 1e6, " MB are free, but the checkpoint of step ",
         contents.state.step, " needs ", needed / 1e6, " MB; free some space or lower keep_last");

@@ -22,8 +22,8 @@ std::FILE* open_file(const std::string& path, const char* mode) {
 }
 
 void put(std::FILE* file, const std::string& text, const std::string& path) {
-  check(std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0, path,
-        ": cannot be written (", std::strerror(errno), "): free some space, then run the same command again");
+  const bool ok = std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
+  check(ok, path, ": cannot be written (", std::strerror(errno), "): free some space, then run the same command again");
 }
 
 template <class... Args>
@@ -38,8 +38,9 @@ void replace_file(const std::string& path, const std::string& text) {
   const std::string aside = path + ".tmp";
   std::FILE* file = open_file(aside, "wb");
   put(file, text, aside);
-  check(fsync(fileno(file)) == 0 && std::fclose(file) == 0 && std::rename(aside.c_str(), path.c_str()) == 0, path,
-        ": cannot be replaced (", std::strerror(errno), "): free some space, then run the same command again");
+  const bool ok = fsync(fileno(file)) == 0 && std::fclose(file) == 0 && std::rename(aside.c_str(), path.c_str()) == 0;
+  check(ok, path, ": cannot be replaced (", std::strerror(errno),
+        "): free some space, then run the same command again");
 }
 
 }  // namespace

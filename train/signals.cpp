@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <ctime>
 
 #include "kernels/error.h"
@@ -13,21 +14,23 @@ constexpr std::array<int, 3> stop_signals = {SIGINT, SIGTERM, SIGUSR1};
 
 // A handler can reach nothing but static storage; StopSignals owns it while it lives.
 volatile std::sig_atomic_t first_signal = 0;  // NOLINT
-volatile std::sig_atomic_t first_time = 0;    // NOLINT, in seconds
+volatile std::sig_atomic_t first_time = 0;    // NOLINT, in milliseconds modulo 2^30
 volatile std::sig_atomic_t installed = 0;     // NOLINT
 
-std::sig_atomic_t seconds_now() {
+constexpr std::int64_t time_mask = (1 << 30) - 1;
+
+std::sig_atomic_t milliseconds() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::sig_atomic_t>(now.tv_sec);
+  return static_cast<std::sig_atomic_t>((std::int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000) & time_mask);
 }
 
-// Launchers and timeout(1) signal a process and then its group: what follows within a second is the same request.
+// Launchers and timeout(1) signal a process and then its group: what follows within half a second is the same request.
 extern "C" void on_stop_signal(int signal) {
   if (first_signal == 0) {
-    first_time = seconds_now();
+    first_time = milliseconds();
     first_signal = signal;
-  } else if (signal != SIGUSR1 && seconds_now() - first_time > 1) {
+  } else if (signal != SIGUSR1 && ((milliseconds() - first_time) & time_mask) > 500) {
     _exit(128 + signal);
   }
 }

@@ -6,8 +6,8 @@
 
 namespace onescale {
 
-// Handlers are installed while an object lives; one object at a time. A second SIGINT or SIGTERM, more than a second
-// later, ends the process at once with 128 + signal.
+// Handlers are installed while an object lives; one object at a time. A second SIGINT or SIGTERM, more than half a
+// second later, ends the process at once with 128 + signal.
 class StopSignals {
  public:
   StopSignals();

@@ -49,7 +49,7 @@ constexpr float slack = 8;
 
 // Rows of a task: enough to make the packing of a block of keys cheap, few enough for tasks to go round. Depends on shapes only.
 std::int64_t rows_of_task(std::int64_t rows, std::int64_t groups) {
-  const std::int64_t most = std::clamp<std::int64_t>(rows * groups / 24, 48, 264), tasks = (rows + most - 1) / most;
+  const std::int64_t most = std::clamp<std::int64_t>(rows * groups / 12, 48, 264), tasks = (rows + most - 1) / most;
   return ((rows + tasks - 1) / tasks + register_rows - 1) / register_rows * register_rows;
 }
 

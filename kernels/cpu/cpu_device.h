@@ -68,8 +68,7 @@ class CpuDevice final : public Device {
   void sgd(Tensor w, Tensor g, Tensor compute, float lr, float weight_decay, float scale) override;
 
  private:
-  struct Blocks;    // the memory it owns
-  struct Products;  // cached library primitives
+  struct Blocks;  // the memory it owns
 
   // One running operation: records its work, hands out its scratch. An operation is written as
   //   Run run(*this, "layernorm", flops, bytes, scratch_bytes);
@@ -99,8 +98,6 @@ class CpuDevice final : public Device {
   std::vector<std::pair<std::string, Work>> work_;
   double peak_flops_ = 0, peak_bandwidth_ = 0;
   std::unique_ptr<Blocks> blocks_;
-  std::shared_ptr<Products>
-      products_;  // made by linear() when first needed; shared, so that its type is known there alone
 };
 
 }  // namespace onescale

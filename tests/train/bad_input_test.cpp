@@ -58,6 +58,9 @@ class BadInput : public testing::Test {
       }
       write("corpus/" + std::to_string(i) + ".py", text);
     }
+    write("base.toml",
+          "n_positions = 16\nn_embd = 8\nn_head = 2\nn_layer = 1\nglobal_batch = 4\nmicro_batch = 2\nsteps = "
+          "2\neval_rows = 2\n");
     must({"prepare", "--input", at("corpus"), "--out", at("data"), "--vocab_size", "300", "--val_share", "0.2"});
     must(train("run"));
     fs::copy(fs::path(FIXTURES) / "golden/mqa", at("hf"), fs::copy_options::recursive);
@@ -82,10 +85,7 @@ class BadInput : public testing::Test {
     return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + std::string(data, '\0');
   }
   static Words train(const std::string& run, const Words& more = {}) {
-    return Words{"train", "--data",   at("data"), "--run_dir",      at(run), "--n_positions",  "16", "--n_embd",
-                 "8",     "--n_head", "2",        "--n_layer",      "1",     "--global_batch", "4",  "--micro_batch",
-                 "2",     "--steps",  "2",        "--eval_rows", "1"} +
-           more;
+    return Words{"train", "--config", at("base.toml"), "--data", at("data"), "--run_dir", at(run)} + more;
   }
 
   static Outcome run(const Words& words, rlim_t largest_file = RLIM_INFINITY) {
@@ -114,9 +114,10 @@ class BadInput : public testing::Test {
   // Everything that a failure must leave alone.
   static std::map<std::string, std::string> kept() {
     std::map<std::string, std::string> files;
-    for (const char* top : {"corpus", "data", "run/checkpoints", "hf"}) {
+    for (const char* top : {"corpus", "data", "run", "hf"}) {
       for (const auto& entry : fs::recursive_directory_iterator(at(top))) {
-        if (entry.is_regular_file()) files[entry.path().string()] = read_file(entry.path().string());
+        if (entry.is_regular_file() && entry.path().filename() != "log.txt")
+          files[entry.path().string()] = read_file(entry.path().string());
       }
     }
     return files;
@@ -197,7 +198,7 @@ TEST_F(BadInput, Data) {
   };
   const auto train_on = [&](const std::string& data) {
     Words words = train("x");
-    words[2] = at(data);
+    words[4] = at(data);
     return words;
   };
   check_cases({
@@ -213,6 +214,7 @@ TEST_F(BadInput, Data) {
        {at("data"), "300", "321"}},
       {"place", {"prepare", "--input", at("corpus"), "--out", at("run")}, 2, {at("run"), "another directory"}},
       {"directory without shards", train_on("empty"), 2, {at("empty")}},
+      {"no data", train_on("none"), 2, {at("none")}},
       {"truncated shard", train_on("cut"), 1, {"cut/train_000000.bin", "bytes"}},
       {"tokenizer of other data", train_on("mixed"), 1, {"mixed/train_000000.bin", "tokenizer"}},
   });

@@ -47,6 +47,8 @@ TEST(StopSignalsDeathTest, ASecondOneEndsAtOnce) {
   const auto twice = [](int first, int second) {
     const StopSignals stop;
     raise(first);
+    raise(second);  // of the same request: timeout(1) signals the process and its group
+    usleep(600'000);
     raise(second);
     _exit(0);
   };
