@@ -61,6 +61,7 @@ struct TrainingRun::Buffers {
 };
 
 TrainingRun::TrainingRun(const Options& options) : options_(options), start_(std::chrono::steady_clock::now()) {
+  make_device(options_, true);  // refuses one that is not here before anything is made
   open_directory();
   if (finished()) return;
   open_data();

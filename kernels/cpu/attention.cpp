@@ -1,5 +1,5 @@
-// Attention, forward: every task takes some rows of queries through all keys that they see, block by block, and keeps a running
-// maximum and denominator (Milakov and Gimelshein 2018, Rabe and Staats 2021).
+// Attention, forward: every task takes some rows of queries through all keys that they see, block by block, and keeps a
+// running maximum and denominator (Milakov and Gimelshein 2018, Rabe and Staats 2021).
 #include <omp.h>
 
 #include <cmath>
@@ -12,14 +12,16 @@ namespace onescale {
 namespace cpu {
 
 void check_like(const char* operation, const char* name, const Tensor& t, const Tensor& like) {
-  check(t.rank == like.rank && t.shape == like.shape && t.dtype == like.dtype, operation, ": ", name, " is ", t.describe(), ", but needs to be ", like.describe());
-  check(t.dim(-1) <= 1 || t.stride[3] == 1, operation, ": the last axis of ", name, " has stride ", t.stride[3], " and must be contiguous");
+  check(t.rank == like.rank && t.shape == like.shape && t.dtype == like.dtype, operation, ": ", name, " is ",
+        t.describe(), ", but needs to be ", like.describe());
+  check(t.dim(-1) <= 1 || t.stride[3] == 1, operation, ": the last axis of ", name, " has stride ", t.stride[3],
+        " and must be contiguous");
 }
 
-double check_attention(const char* operation, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const Visible& visible,
-                       const Dropout& dropout) {
-  check(q.rank == 4 && (q.dtype == DType::float32 || q.dtype == DType::bfloat16), operation, ": q must be float32 or bfloat16 [B, n_q, h, d], not ",
-        q.describe());
+double check_attention(const char* operation, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
+                       const Visible& visible, const Dropout& dropout) {
+  check(q.rank == 4 && (q.dtype == DType::float32 || q.dtype == DType::bfloat16), operation,
+        ": q must be float32 or bfloat16 [B, n_q, h, d], not ", q.describe());
   check(k.rank == 4, operation, ": k must be [B, n_k, h_kv, d], not ", k.describe());
   const std::int64_t B = q.dim(0), n_q = q.dim(1), h = q.dim(2), d = q.dim(3), n_k = k.dim(1);
   check(k.dim(0) == B && k.dim(3) == d && (k.dim(2) == 1 || k.dim(2) == h), operation, ": k ", k.describe(),
@@ -31,23 +33,27 @@ double check_attention(const char* operation, const Tensor& q, const Tensor& k, 
   expect(operation, "lse", lse, DType::float32, {B, n_q, h});
   expect(operation, "the first visible keys", visible.first, DType::int32, {B, n_q});
   expect(operation, "the last visible keys", visible.last, DType::int32, {B, n_q});
-  check(dropout.p >= 0 && dropout.p < 1, operation, ": the dropout probability ", dropout.p, " must be at least 0 and below 1");
+  check(dropout.p >= 0 && dropout.p < 1, operation, ": the dropout probability ", dropout.p,
+        " must be at least 0 and below 1");
   if (dropout.p > 0) expect(operation, "positions", dropout.positions, DType::int32, {B, n_q});
   const auto* first = visible.first.as<std::int32_t>();
   const auto* last = visible.last.as<std::int32_t>();
   double pairs = 0;
   if (first == nullptr) return static_cast<double>(B * n_q * h) * static_cast<double>(n_k) / (n_q == n_k ? 2 : 1);
   for (std::int64_t i = 0; i < B * n_q; ++i)
-    pairs += static_cast<double>(std::max<std::int64_t>(std::min<std::int64_t>(last[i], n_k - 1) - std::max(first[i], 0) + 1, 0));
+    pairs += static_cast<double>(
+        std::max<std::int64_t>(std::min<std::int64_t>(last[i], n_k - 1) - std::max(first[i], 0) + 1, 0));
   return pairs * static_cast<double>(h);
 }
 
 namespace {
 
-// A score may exceed the running maximum by this (in powers of 2) before the maximum is raised and what was added is rescaled.
+// A score may exceed the running maximum by this (in powers of 2) before the maximum is raised and what was added is
+// rescaled.
 constexpr float slack = 8;
 
-// Rows of a task: enough to make the packing of a block of keys cheap, few enough for tasks to go round. Depends on shapes only.
+// Rows of a task: enough to make the packing of a block of keys cheap, few enough for tasks to go round. Depends on
+// shapes only.
 std::int64_t rows_of_task(std::int64_t rows, std::int64_t groups) {
   const std::int64_t most = std::clamp<std::int64_t>(rows * groups / 12, 48, 264), tasks = (rows + most - 1) / most;
   return ((rows + tasks - 1) / tasks + register_rows - 1) / register_rows * register_rows;
@@ -58,9 +64,15 @@ struct Tile {
   f16x* sum;
   Seen *row, *group;
   Tile(Arena& arena, std::int64_t rows, std::int64_t d)
-      : q(arena.take<float>(rows * padded(d))), o(arena.take<float>(rows * padded(d))), k(arena.take<float>(d * key_block)),
-        v(arena.take<float>(key_block * padded(d))), s(arena.take<float>(register_rows * key_block)), max(arena.take<float>(rows)),
-        sum(arena.take<f16x>(rows)), row(arena.take<Seen>(rows)), group(arena.take<Seen>(rows / register_rows + 1)) {}
+      : q(arena.take<float>(rows * padded(d))),
+        o(arena.take<float>(rows * padded(d))),
+        k(arena.take<float>(d * key_block)),
+        v(arena.take<float>(key_block * padded(d))),
+        s(arena.take<float>(register_rows * key_block)),
+        max(arena.take<float>(rows)),
+        sum(arena.take<f16x>(rows)),
+        row(arena.take<Seen>(rows)),
+        group(arena.take<Seen>(rows / register_rows + 1)) {}
 };
 
 // A row of scores of the keys from `key` on, times c, becomes probabilities that are not yet divided by their sum.
@@ -116,7 +128,8 @@ struct Forward {
         const bool more = key + key_block < whole.hi;
         fetch(more ? rows : next, more ? key + key_block : 0, r * key_block / rows.count, end * key_block / rows.count);
         if (!more) {
-          next.each(r, std::min(end, next.count), [&](std::int64_t, std::int64_t i, std::int64_t head) { prefetch(q(next.b, i, head), d); });
+          next.each(r, std::min(end, next.count),
+                    [&](std::int64_t, std::int64_t i, std::int64_t head) { prefetch(q(next.b, i, head), d); });
         }
         if (key == start) open(rows, t, r, end);
         if (seen.any(key, key + keys)) add_keys(rows, t, r, end, key, keys);
@@ -132,17 +145,20 @@ struct Forward {
   }
 
   void open(const Rows& rows, const Tile& t, std::int64_t begin, std::int64_t end) const {
-    rows.each(begin, end, [&](std::int64_t r, std::int64_t i, std::int64_t head) { pack(t.q + r * width, q(rows.b, i, head), d); });
+    rows.each(begin, end,
+              [&](std::int64_t r, std::int64_t i, std::int64_t head) { pack(t.q + r * width, q(rows.b, i, head), d); });
     std::fill(t.o + begin * width, t.o + end * width, 0.0f);
     std::fill(t.max + begin, t.max + end, -1e30f);  // finite, so that a row without keys does not subtract infinities
     std::fill(t.sum + begin, t.sum + end, f16x{});
   }
 
-  void add_keys(const Rows& rows, const Tile& t, std::int64_t begin, std::int64_t end, std::int64_t key, std::int64_t keys) const {
+  void add_keys(const Rows& rows, const Tile& t, std::int64_t begin, std::int64_t end, std::int64_t key,
+                std::int64_t keys) const {
     const Seen& seen = t.group[begin / register_rows];
-    const std::int64_t from = std::max(seen.lo - key, std::int64_t{0}), to = std::min(seen.hi - key, keys), lo = from / lanes;
-    product<false>(end - begin, (to + lanes - 1) / lanes - lo, d, t.q + begin * width, width, t.k + lo * lanes, key_block, t.s + lo * lanes, key_block,
-                   false);
+    const std::int64_t from = std::max(seen.lo - key, std::int64_t{0}), to = std::min(seen.hi - key, keys),
+                       lo = from / lanes * lanes;
+    product<false>(end - begin, padded(to) - lo, d, t.q + begin * width, width, t.k + lo, key_block, t.s + lo,
+                   key_block, false);
     rows.each(begin, end, [&](std::int64_t r, std::int64_t i, std::int64_t head) {
       float* s = t.s + (r - begin) * key_block;
       if (t.row[r].all(key, key + key_block)) {
@@ -152,17 +168,21 @@ struct Forward {
       }
       if (dropout.p > 0) {
         const Philox16 words = draws.words(rows.b, i, head, key);
-        for (std::int64_t j = 0; j < key_block; j += lanes) store(s + j, select(draws.keep(words.w[j / lanes]), load(s + j), f16x{}));
+        for (std::int64_t j = 0; j < key_block; j += lanes)
+          store(s + j, select(draws.keep(words.w[j / lanes]), load(s + j), f16x{}));
       }
     });
-    product<false>(end - begin, width / lanes, to - from, t.s + from, key_block, t.v + from * width, width, t.o + begin * width, width, true);
+    product<false>(end - begin, width, to - from, t.s + from, key_block, t.v + from * width, width, t.o + begin * width,
+                   width, true);
   }
 
   void close(const Rows& rows, const Tile& t, std::int64_t begin, std::int64_t end) const {
     rows.each(begin, end, [&](std::int64_t r, std::int64_t i, std::int64_t head) {
       const float total = sum(t.sum[r]), scale = total == 0 ? 0 : 1 / (total * (1 - dropout.p));
       lse[(rows.b * n_q + i) * h + head] = total == 0 ? -__builtin_inff() : t.max[r] * ln_2 + std::log(total);
-      each_vector(d, [&, to = o(rows.b, i, head)](std::int64_t j, auto part) { part.store(to + j, load(t.o + r * width + j) * splat(scale)); });
+      each_vector(d, [&, to = o(rows.b, i, head)](std::int64_t j, auto part) {
+        part.store(to + j, load(t.o + r * width + j) * splat(scale));
+      });
     });
   }
 };
@@ -170,23 +190,38 @@ struct Forward {
 }  // namespace
 }  // namespace cpu
 
-void CpuDevice::attention(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, float scale, const Visible& visible, const Dropout& dropout) {
+void CpuDevice::attention(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, float scale, const Visible& visible,
+                          const Dropout& dropout) {
   const double pairs = cpu::check_attention("attention", q, k, v, lse, visible, dropout);
   const std::int64_t B = q.dim(0), n_q = q.dim(1), h = q.dim(2), d = q.dim(3), h_kv = k.dim(2), heads = h / h_kv;
   cpu::check_like("attention", "o", o, q);
-  const std::int64_t rows = n_q * heads, task_rows = cpu::rows_of_task(rows, B * h_kv), chunks = (rows + task_rows - 1) / task_rows;
+  const std::int64_t rows = n_q * heads, task_rows = cpu::rows_of_task(rows, B * h_kv),
+                     chunks = (rows + task_rows - 1) / task_rows;
   cpu::Arena measure{nullptr};
   cpu::Tile(measure, task_rows, d);
   const Run run(*this, "attention", 4 * pairs * static_cast<double>(d),
-                static_cast<double>(o.bytes() + q.bytes() + k.bytes() + v.bytes() + lse.bytes()), measure.used * threads_);
+                static_cast<double>(o.bytes() + q.bytes() + k.bytes() + v.bytes() + lse.bytes()),
+                measure.used * threads_);
   if (!run) return;
   cpu::with_storage(q.dtype, [&](auto storage) {
     using T = decltype(storage);
-    const cpu::Forward<T> forward{cpu::HeadView<T>(o), cpu::HeadView<T>(q), cpu::HeadView<T>(k), cpu::HeadView<T>(v), lse.as<float>(), n_q, k.dim(1), d, h,
-                                  scale * cpu::log2_e, visible, dropout};
+    const cpu::Forward<T> forward{cpu::HeadView<T>(o),
+                                  cpu::HeadView<T>(q),
+                                  cpu::HeadView<T>(k),
+                                  cpu::HeadView<T>(v),
+                                  lse.as<float>(),
+                                  n_q,
+                                  k.dim(1),
+                                  d,
+                                  h,
+                                  scale * cpu::log2_e,
+                                  visible,
+                                  dropout};
     const auto task = [&](std::int64_t i) {  // the last rows see most and go first
-      const std::int64_t chunk = chunks - 1 - std::min(i / (B * h_kv), chunks - 1), b = i % (B * h_kv) / h_kv, kv_head = i % h_kv;
-      return cpu::Rows{b, kv_head, kv_head * heads, heads, chunk * task_rows, std::min(task_rows, rows - chunk * task_rows)};
+      const std::int64_t chunk = chunks - 1 - std::min(i / (B * h_kv), chunks - 1), b = i % (B * h_kv) / h_kv,
+                         kv_head = i % h_kv;
+      return cpu::Rows{b,     kv_head,           kv_head * heads,
+                       heads, chunk * task_rows, std::min(task_rows, rows - chunk * task_rows)};
     };
 #pragma omp parallel for num_threads(threads_) schedule(dynamic)
     for (std::int64_t i = 0; i < B * h_kv * chunks; ++i) {

@@ -1,6 +1,6 @@
-// Attention, backward (Dao 2022): the probabilities are computed again from the scores and lse. A task owns some heads of one
-// K/V head; it goes through the blocks of keys in order, so every sum has one order. Where several tasks share a K/V head, each adds up its own
-// dk and dv, which are summed in the order of the tasks at the end.
+// Attention, backward (Dao 2022): the probabilities are computed again from the scores and lse. A task owns some heads
+// of one K/V head; it goes through the blocks of keys in order, so every sum has one order. Where several tasks share a
+// K/V head, each adds up its own dk and dv, which are summed in the order of the tasks at the end.
 #include <omp.h>
 
 #include <tuple>
@@ -16,7 +16,8 @@ namespace {
 // Rows of a tile.
 constexpr std::int64_t row_block = 16 * register_rows;
 
-// Tasks that share a K/V head: enough for tasks to go round, since each costs n_k * d floats twice. Depends on shapes only.
+// Tasks that share a K/V head: enough for tasks to go round, since each costs n_k * d floats twice. Depends on shapes
+// only.
 std::int64_t tasks_of_kv_head(std::int64_t heads, std::int64_t kv_heads) {
   const std::int64_t tasks = std::min(heads, (12 + kv_heads - 1) / kv_heads), each = (heads + tasks - 1) / tasks;
   return (heads + each - 1) / each;
@@ -28,10 +29,19 @@ struct Tile {
   float *p, *ds;                      // of a block of rows and keys
   Seen *row, *group;
   Tile(Arena& a, std::int64_t rows, std::int64_t d)
-      : q(a.take<float>(rows * padded(d))), do_(a.take<float>(rows * padded(d))), dq(a.take<float>(rows * padded(d))), lse(a.take<float>(rows)), delta(a.take<float>(rows)), k_t(a.take<float>(d * key_block)),
-        v_t(a.take<float>(d * key_block)), k(a.take<float>(key_block * padded(d))), dk(a.take<float>(key_block * padded(d))),
-        dv(a.take<float>(key_block * padded(d))), 
-        p(a.take<float>(row_block * key_block)), ds(a.take<float>(row_block * key_block)), row(a.take<Seen>(rows)),
+      : q(a.take<float>(rows * padded(d))),
+        do_(a.take<float>(rows * padded(d))),
+        dq(a.take<float>(rows * padded(d))),
+        lse(a.take<float>(rows)),
+        delta(a.take<float>(rows)),
+        k_t(a.take<float>(d * key_block)),
+        v_t(a.take<float>(d * key_block)),
+        k(a.take<float>(key_block * padded(d))),
+        dk(a.take<float>(key_block * padded(d))),
+        dv(a.take<float>(key_block * padded(d))),
+        p(a.take<float>(row_block * key_block)),
+        ds(a.take<float>(row_block * key_block)),
+        row(a.take<Seen>(rows)),
         group(a.take<Seen>(rows / register_rows + 1)) {}
 };
 
@@ -46,11 +56,14 @@ struct Backward {
   KeyDropout draws;
   std::int64_t width = padded(d);
 
-  // Scores s and dp of row r, vectors [lo, hi) of the block at `key`, become probabilities (dropped) and the gradient of the scores.
-  void softmax_row(const Tile& t, std::int64_t b, std::int64_t r, std::int64_t query, std::int64_t head, float* s, float* dp, std::int64_t key, std::int64_t lo, std::int64_t hi) const {
+  // Scores s and dp of row r, vectors [lo, hi) of the block at `key`, become probabilities (dropped) and the gradient
+  // of the scores.
+  void softmax_row(const Tile& t, std::int64_t b, std::int64_t r, std::int64_t query, std::int64_t head, float* s,
+                   float* dp, std::int64_t key, std::int64_t lo, std::int64_t hi) const {
     const Seen& seen = t.row[r];
     const bool masked = !seen.all(key + lo * lanes, key + hi * lanes);
-    const f16x c = splat(scale * log2_e), lse_of_row = splat(t.lse[r]), delta = splat(t.delta[r]), kept = splat(1 / (1 - dropout.p));
+    const f16x c = splat(scale * log2_e), lse_of_row = splat(t.lse[r]), delta = splat(t.delta[r]),
+               kept = splat(1 / (1 - dropout.p));
     Philox16 words;
     if (dropout.p > 0) words = draws.words(b, query, head, key);
     for (std::int64_t j = 0; j < key_block / lanes; ++j) {
@@ -75,7 +88,8 @@ struct Backward {
     std::fill_n(t.dv, key_block * width, 0.0f);
     const auto seen_by = [&](std::int64_t r0) {
       Seen seen;
-      for (std::int64_t r = r0; r < std::min(r0 + row_block, rows.count); r += register_rows) seen.add(t.group[r / register_rows]);
+      for (std::int64_t r = r0; r < std::min(r0 + row_block, rows.count); r += register_rows)
+        seen.add(t.group[r / register_rows]);
       return seen.any(key, key + keys);
     };
     std::int64_t step = 0, steps = 0;
@@ -90,15 +104,20 @@ struct Backward {
         const std::int64_t r = g * register_rows, high = std::min(register_rows, n - r);
         fetch(rows, next, key, r0 + r, step++, steps);
         float *s = t.p + r * key_block, *ds = t.ds + r * key_block;
-        const std::int64_t begin = std::clamp<std::int64_t>(group[g].lo - key, 0, keys), end = std::clamp<std::int64_t>(group[g].hi - key, begin, keys);
+        const std::int64_t begin = std::clamp<std::int64_t>(group[g].lo - key, 0, keys),
+                           end = std::clamp<std::int64_t>(group[g].hi - key, begin, keys);
         const std::int64_t lo = begin / lanes, hi = begin < end ? (end + lanes - 1) / lanes : lo;
-        product<false>(high, hi - lo, d, q_rows + r * width, width, t.k_t + lo * lanes, key_block, s + lo * lanes, key_block, false);
-        product<false>(high, hi - lo, d, do_rows + r * width, width, t.v_t + lo * lanes, key_block, ds + lo * lanes, key_block, false);
-        rows.each(r0 + r, r0 + r + high, [&, to = std::int64_t{0}](std::int64_t row, std::int64_t query, std::int64_t head) mutable {
-          softmax_row(t, rows.b, row, query, head, s + to, ds + to, key, lo, hi);
-          to += key_block;
-        });
-        product<false>(high, width / lanes, end - begin, ds + begin, key_block, t.k + begin * width, width, t.dq + (r0 + r) * width, width, true);
+        product<false>(high, (hi - lo) * lanes, d, q_rows + r * width, width, t.k_t + lo * lanes, key_block,
+                       s + lo * lanes, key_block, false);
+        product<false>(high, (hi - lo) * lanes, d, do_rows + r * width, width, t.v_t + lo * lanes, key_block,
+                       ds + lo * lanes, key_block, false);
+        rows.each(r0 + r, r0 + r + high,
+                  [&, to = std::int64_t{0}](std::int64_t row, std::int64_t query, std::int64_t head) mutable {
+                    softmax_row(t, rows.b, row, query, head, s + to, ds + to, key, lo, hi);
+                    to += key_block;
+                  });
+        product<false>(high, width, end - begin, ds + begin, key_block, t.k + begin * width, width,
+                       t.dq + (r0 + r) * width, width, true);
       }
       for (std::int64_t j = 0; j < keys; j += register_rows) {  // these keys, from the rows that see one of them
         const std::int64_t high = std::min(register_rows, keys - j);
@@ -107,14 +126,18 @@ struct Backward {
         while (end > first && !group[end - 1].any(key + j, key + j + high)) --end;
         first *= register_rows, end = std::min(end * register_rows, n);
         if (first >= end) continue;
-        product<true>(high, width / lanes, end - first, t.p + first * key_block + j, key_block, do_rows + first * width, width, t.dv + j * width, width, true);
-        product<true>(high, width / lanes, end - first, t.ds + first * key_block + j, key_block, q_rows + first * width, width, t.dk + j * width, width, true);
+        product<true>(high, width, end - first, t.p + first * key_block + j, key_block, do_rows + first * width, width,
+                      t.dv + j * width, width, true);
+        product<true>(high, width, end - first, t.ds + first * key_block + j, key_block, q_rows + first * width, width,
+                      t.dk + j * width, width, true);
       }
     }
   }
 
-  // Brings into the cache, a part at every step of a block of keys, what comes after it: the next keys, and the rows that will be opened.
-  void fetch(const Rows& rows, const Rows& next, std::int64_t key, std::int64_t r, std::int64_t step, std::int64_t steps) const {
+  // Brings into the cache, a part at every step of a block of keys, what comes after it: the next keys, and the rows
+  // that will be opened.
+  void fetch(const Rows& rows, const Rows& next, std::int64_t key, std::int64_t r, std::int64_t step,
+             std::int64_t steps) const {
     const auto fetch_rows = [&](const Rows& which, std::int64_t begin, std::int64_t end) {
       which.each(begin, std::min(end, which.count), [&](std::int64_t, std::int64_t i, std::int64_t head) {
         for (const HeadView<T>* x : {&q, &do_, &o}) prefetch((*x)(which.b, i, head), d);
@@ -123,7 +146,8 @@ struct Backward {
     const bool last = key + key_block >= n_k;
     const Rows& keys_of = last ? next : rows;
     const std::int64_t start = last ? 0 : key + key_block;
-    for (std::int64_t j = start + step * key_block / steps; j < std::min(start + (step + 1) * key_block / steps, n_k); ++j)
+    for (std::int64_t j = start + step * key_block / steps; j < std::min(start + (step + 1) * key_block / steps, n_k);
+         ++j)
       prefetch(k(keys_of.b, j, keys_of.kv_head), d), prefetch(v(keys_of.b, j, keys_of.kv_head), d);
     if (key == 0) fetch_rows(rows, r + row_block, r + row_block + register_rows);
     if (last) fetch_rows(next, step * row_block / steps, (step + 1) * row_block / steps);
@@ -135,7 +159,9 @@ struct Backward {
       pack(t.q + r * width, q(rows.b, i, head), d);
       pack(t.do_ + r * width, do_(rows.b, i, head), d);
       f16x delta{};
-      each_vector(d, [&, x = t.do_ + r * width, y = o(rows.b, i, head)](std::int64_t j, auto part) { delta += load(x + j) * part.load(y + j); });
+      each_vector(d, [&, x = t.do_ + r * width, y = o(rows.b, i, head)](std::int64_t j, auto part) {
+        delta += load(x + j) * part.load(y + j);
+      });
       t.delta[r] = sum(delta);
       t.lse[r] = lse[(rows.b * n_q + i) * h + head] * log2_e;
     });
@@ -161,7 +187,9 @@ struct Backward {
         }
       }
     }
-    rows.each(0, rows.count, [&](std::int64_t r, std::int64_t i, std::int64_t head) { write(dq(rows.b, i, head), t.dq + r * width, scale); });
+    rows.each(0, rows.count, [&](std::int64_t r, std::int64_t i, std::int64_t head) {
+      write(dq(rows.b, i, head), t.dq + r * width, scale);
+    });
   }
 
   void write(T* to, const float* from, float factor) const {
@@ -173,7 +201,8 @@ struct Backward {
     for (std::int64_t which = 0; which < 2; ++which) {
       float* total = partial + (which * n_k + j) * width;
       for (std::int64_t task = 1; task < tasks; ++task)
-        for (std::int64_t i = 0; i < width; i += lanes) store(total + i, load(total + i) + load(total + task * 2 * n_k * width + i));
+        for (std::int64_t i = 0; i < width; i += lanes)
+          store(total + i, load(total + i) + load(total + task * 2 * n_k * width + i));
       write(which ? dv(b, j, kv_head) : dk(b, j, kv_head), total, which ? 1 : scale);
     }
   }
@@ -182,27 +211,46 @@ struct Backward {
 }  // namespace
 }  // namespace cpu
 
-void CpuDevice::attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor do_, Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, float scale,
-                                   const Visible& visible, const Dropout& dropout) {
+void CpuDevice::attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor do_, Tensor o, Tensor lse, Tensor q,
+                                   Tensor k, Tensor v, float scale, const Visible& visible, const Dropout& dropout) {
   const double pairs = cpu::check_attention("attention_backward", q, k, v, lse, visible, dropout);
-  for (const auto& [name, t, like] : {std::tuple{"dq", dq, q}, {"dk", dk, k}, {"dv", dv, v}, {"do", do_, q}, {"o", o, q}})
+  for (const auto& [name, t, like] :
+       {std::tuple{"dq", dq, q}, {"dk", dk, k}, {"dv", dv, v}, {"do", do_, q}, {"o", o, q}})
     cpu::check_like("attention_backward", name, t, like);
   const std::int64_t B = q.dim(0), n_q = q.dim(1), h = q.dim(2), d = q.dim(3), n_k = k.dim(1), h_kv = k.dim(2);
-  const std::int64_t shared = h / h_kv, tasks = cpu::tasks_of_kv_head(shared, B * h_kv), heads = (shared + tasks - 1) / tasks;
+  const std::int64_t shared = h / h_kv, tasks = cpu::tasks_of_kv_head(shared, B * h_kv),
+                     heads = (shared + tasks - 1) / tasks;
   const std::int64_t part = 2 * n_k * cpu::padded(d);
   cpu::Arena arena{nullptr};
   cpu::Tile(arena, n_q * heads, d);
   const std::int64_t tile = arena.used, partials = tasks > 1 ? B * h_kv * tasks * part * 4 : 0;
   const Run run(*this, "attention_backward", 10 * pairs * static_cast<double>(d),
-                static_cast<double>(4 * q.bytes() + 2 * k.bytes() + 2 * v.bytes() + lse.bytes()), tile * threads_ + partials);
+                static_cast<double>(4 * q.bytes() + 2 * k.bytes() + 2 * v.bytes() + lse.bytes()),
+                tile * threads_ + partials);
   if (!run) return;
   cpu::with_storage(q.dtype, [&](auto storage) {
     using View = cpu::HeadView<decltype(storage)>;
-    const cpu::Backward<decltype(storage)> backward{View(dq), View(dk), View(dv), View(do_), View(o), View(q), View(k), View(v), lse.as<float>(), n_q, n_k, d, h,
-                                  scale, visible, dropout, cpu::KeyDropout(dropout)};
+    const cpu::Backward<decltype(storage)> backward{View(dq),
+                                                    View(dk),
+                                                    View(dv),
+                                                    View(do_),
+                                                    View(o),
+                                                    View(q),
+                                                    View(k),
+                                                    View(v),
+                                                    lse.as<float>(),
+                                                    n_q,
+                                                    n_k,
+                                                    d,
+                                                    h,
+                                                    scale,
+                                                    visible,
+                                                    dropout,
+                                                    cpu::KeyDropout(dropout)};
     float* partial = tasks > 1 ? reinterpret_cast<float*>(run.scratch() + tile * threads_) : nullptr;
     const auto task = [&](std::int64_t i) {
-      const std::int64_t b = std::min(i / (h_kv * tasks), B - 1), kv_head = i / tasks % h_kv, first = i % tasks * heads, count = std::min(heads, shared - first);
+      const std::int64_t b = std::min(i / (h_kv * tasks), B - 1), kv_head = i / tasks % h_kv, first = i % tasks * heads,
+                         count = std::min(heads, shared - first);
       return cpu::Rows{b, kv_head, kv_head * shared + first, count, 0, n_q * count};
     };
 #pragma omp parallel for num_threads(threads_) schedule(dynamic)

@@ -1,5 +1,5 @@
-// What the forward and the backward pass of attention share: the rows of a tile and the keys they see, packing, products of tiles
-// in registers, and the draws of dropout. Tiles are float32 whatever the storage type.
+// What the forward and the backward pass of attention share: the rows of a tile and the keys they see, packing,
+// products of tiles in registers, and the draws of dropout. Tiles are float32 whatever the storage type.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,14 @@ namespace onescale::cpu {
 
 // Keys of a tile. Tiles begin at multiples of it, so that the sixteen draws of one philox16() serve one row of a tile.
 inline constexpr std::int64_t key_block = 64;
-// A product keeps at most this many rows and vectors of its result in registers.
-inline constexpr std::int64_t register_rows = 6, register_vectors = register_bytes == 64 ? 4 : 1;
+// A product keeps at most this many rows and registers a row of its result in registers: 24 of 32, or 12 of 16.
+inline constexpr std::int64_t register_rows = 6, register_columns = register_bytes == 64 ? 4 : 2;
 
 inline constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 
-inline std::int64_t padded(std::int64_t d) { return (d + lanes - 1) / lanes * lanes; }
+inline std::int64_t padded(std::int64_t d) {
+  return (d + lanes - 1) / lanes * lanes;
+}
 
 // Hands out aligned pieces of scratch; without a base it only measures.
 struct Arena {
@@ -39,10 +41,13 @@ struct HeadView {
   T* data;
   std::int64_t batch, token, head;
   explicit HeadView(const Tensor& t) : data(t.as<T>()), batch(t.stride[0]), token(t.stride[1]), head(t.stride[2]) {}
-  T* operator()(std::int64_t b, std::int64_t i, std::int64_t h) const { return data + b * batch + i * token + h * head; }
+  T* operator()(std::int64_t b, std::int64_t i, std::int64_t h) const {
+    return data + b * batch + i * token + h * head;
+  }
 };
 
-// Queries of one row of the batch that share a K/V head, folded: row r is query (begin + r) / heads of head first_head + (begin + r) % heads.
+// Queries of one row of the batch that share a K/V head, folded: row r is query (begin + r) / heads of head first_head
+// + (begin + r) % heads.
 struct Rows {
   std::int64_t b, kv_head, first_head, heads, begin, count;
   // body(r, query, head) for r in [from, to).
@@ -58,7 +63,8 @@ struct Rows {
 
 // The keys that rows see: some row those in [lo, hi), every row those in [all_lo, all_hi).
 struct Seen {
-  std::int64_t lo = std::numeric_limits<std::int64_t>::max(), hi = 0, all_lo = 0, all_hi = std::numeric_limits<std::int64_t>::max();
+  std::int64_t lo = std::numeric_limits<std::int64_t>::max(), hi = 0, all_lo = 0,
+               all_hi = std::numeric_limits<std::int64_t>::max();
   void add(const Seen& other) {
     if (other.lo < other.hi) lo = std::min(lo, other.lo), hi = std::max(hi, other.hi);
     all_lo = std::max(all_lo, other.all_lo), all_hi = std::min(all_hi, other.all_hi);
@@ -78,7 +84,8 @@ inline Seen see(const Visible& visible, std::int64_t n_k, const Rows& rows, Seen
   const std::int64_t base = rows.b * visible.first.dim(1);
   Seen whole;
   rows.each(0, rows.count, [&](std::int64_t r, std::int64_t i, std::int64_t) {
-    const std::int64_t first = visible.first.as<std::int32_t>()[base + i], last = visible.last.as<std::int32_t>()[base + i];
+    const std::int64_t first = visible.first.as<std::int32_t>()[base + i],
+                       last = visible.last.as<std::int32_t>()[base + i];
     row[r].lo = row[r].all_lo = std::max<std::int64_t>(first, 0);
     row[r].hi = row[r].all_hi = std::min(last + 1, n_k);
     Seen& g = group[r / register_rows];
@@ -89,24 +96,31 @@ inline Seen see(const Visible& visible, std::int64_t n_k, const Rows& rows, Seen
   return whole;
 }
 
-// c[r][j] = (add ? c[r][j] : 0) + sum over k of a(r, k) * b[k][j], for R rows and C vectors of j; a(r, k) is a[r * lda + k], or
-// a[k * lda + r] when Transposed.
+// One register: what is wider would be taken apart and kept in memory.
+typedef float Register __attribute__((vector_size(register_bytes)));
+inline constexpr std::int64_t register_lanes = register_bytes / 4;
+
+// c[r][j] = (add ? c[r][j] : 0) + sum over k of a(r, k) * b[k][j], for R rows and C registers of j; a(r, k) is a[r *
+// lda + k], or a[k * lda + r] when Transposed.
 template <int R, int C, bool Transposed>
-void product_in_registers(std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
-                          bool add) {
-  f16x sum[R][C];
+void product_in_registers(std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
+                          std::int64_t ldc, bool add) {
+  Register sum[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int j = 0; j < C; ++j) sum[r][j] = add ? load(c + r * ldc + j * lanes) : f16x{};
+    for (int j = 0; j < C; ++j) {
+      sum[r][j] = Register{};
+      if (add) std::memcpy(&sum[r][j], c + r * ldc + j * register_lanes, sizeof(Register));
+    }
   }
   for (; k > 0; --k) {
-    f16x v[C];
+    Register v[C];
 #pragma GCC unroll 8
-    for (int j = 0; j < C; ++j) v[j] = load(b + j * lanes);
+    for (int j = 0; j < C; ++j) std::memcpy(&v[j], b + j * register_lanes, sizeof(Register));
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const f16x u = splat(Transposed ? a[r] : a[r * lda]);
+      const Register u = (Transposed ? a[r] : a[r * lda]) - Register{};
 #pragma GCC unroll 8
       for (int j = 0; j < C; ++j) sum[r][j] += u * v[j];
     }
@@ -116,32 +130,37 @@ void product_in_registers(std::int64_t k, const float* a, std::int64_t lda, cons
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int j = 0; j < C; ++j) store(c + r * ldc + j * lanes, sum[r][j]);
+    for (int j = 0; j < C; ++j) std::memcpy(c + r * ldc + j * register_lanes, &sum[r][j], sizeof(Register));
   }
 }
 
-// The same for any number of rows and vectors.
+// The same for any number of rows and a multiple of 16 columns.
 template <bool Transposed>
-void product(std::int64_t rows, std::int64_t vectors, std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
-             float* c, std::int64_t ldc, bool add) {
-  using Product = void (*)(std::int64_t, const float*, std::int64_t, const float*, std::int64_t, float*, std::int64_t, bool);
+void product(std::int64_t rows, std::int64_t columns, std::int64_t k, const float* a, std::int64_t lda, const float* b,
+             std::int64_t ldb, float* c, std::int64_t ldc, bool add) {
+  using Product =
+      void (*)(std::int64_t, const float*, std::int64_t, const float*, std::int64_t, float*, std::int64_t, bool);
   static constexpr auto table = []<std::size_t... I>(std::index_sequence<I...>) {
     return std::array<Product, sizeof...(I)>{
-        product_in_registers<static_cast<int>(I) / register_vectors + 1, static_cast<int>(I) % register_vectors + 1, Transposed>...};
-  }(std::make_index_sequence<register_rows * register_vectors>{});
-  const std::int64_t pieces = (vectors + register_vectors - 1) / register_vectors;
-  const std::int64_t width = pieces <= 1 ? vectors : (vectors + pieces - 1) / pieces;
-  for (std::int64_t j = 0; j < vectors; j += width) {
-    const std::int64_t wide = std::min(width, vectors - j);
+        product_in_registers<static_cast<int>(I) / register_columns + 1, static_cast<int>(I) % register_columns + 1,
+                             Transposed>...};
+  }
+  (std::make_index_sequence<register_rows * register_columns>{});
+  const std::int64_t all = columns / register_lanes, pieces = (all + register_columns - 1) / register_columns;
+  const std::int64_t width = pieces <= 1 ? all : (all + pieces - 1) / pieces;  // rather 3 + 2 than 4 + 1
+  for (std::int64_t j = 0; j < all; j += width) {
+    const std::int64_t wide = std::min(width, all - j);
     for (std::int64_t r = 0; r < rows; r += register_rows) {
       const std::int64_t high = std::min(register_rows, rows - r);
-      table[static_cast<std::size_t>((high - 1) * register_vectors + wide - 1)](k, a + (Transposed ? r : r * lda), lda, b + j * lanes, ldb,
-                                                                               c + r * ldc + j * lanes, ldc, add);
+      table[static_cast<std::size_t>((high - 1) * register_columns + wide - 1)](
+          k, a + (Transposed ? r : r * lda), lda, b + j * register_lanes, ldb, c + r * ldc + j * register_lanes, ldc,
+          add);
     }
   }
 }
 
-// Rows of a strided tensor lie on pages that the hardware does not foresee; they are fetched while the products before them run.
+// Rows of a strided tensor lie on pages that the hardware does not foresee; they are fetched while the products before
+// them run.
 template <class T>
 void prefetch(const T* row, std::int64_t d) {
   for (std::int64_t i = 0; i < d; i += 64 / static_cast<std::int64_t>(sizeof(T))) __builtin_prefetch(row + i, 0, 2);
@@ -154,9 +173,8 @@ void pack(float* dst, const T* src, std::int64_t d) {
   each_vector(d, [&](std::int64_t i, auto part) { store(dst + i, part.load(src + i)); });
 }
 
-// A square of registers transposed: elements are exchanged between rows, and lanes, that differ in one bit, bit after bit.
-typedef float Register __attribute__((vector_size(register_bytes)));
-inline constexpr std::int64_t register_lanes = register_bytes / sizeof(float);
+// A square of registers transposed: elements are exchanged between rows, and lanes, that differ in one bit, bit after
+// bit.
 template <std::int64_t Bit, std::int64_t... Lane>
 void transpose_bit(Register (&v)[register_lanes], std::integer_sequence<std::int64_t, Lane...>) {
 #pragma GCC unroll 16
@@ -182,23 +200,25 @@ void pack_transposed(float* dst, std::int64_t rows, std::int64_t d, RowOf&& row)
       for (std::int64_t j = 0; j < n; ++j) from[j] = r + j < rows ? part.load(row(r + j) + i) : f16x{};
       for (std::int64_t at = 0; at < std::min(lanes, d - i); at += n) {
         Register square[n];
-        for (std::int64_t j = 0; j < n; ++j) std::memcpy(&square[j], reinterpret_cast<const char*>(&from[j]) + 4 * at, sizeof(Register));
+        for (std::int64_t j = 0; j < n; ++j)
+          std::memcpy(&square[j], reinterpret_cast<const char*>(&from[j]) + 4 * at, sizeof(Register));
         if constexpr (n == 16) {
           transpose<1, 2, 4, 8>(square);
         } else {
           transpose<1, 2, 4>(square);
         }
         float* to = dst + (i + at) * key_block + r;
-        for (std::int64_t j = 0; j < std::min(n, d - i - at); ++j) std::memcpy(to + j * key_block, &square[j], sizeof(Register));
+        for (std::int64_t j = 0; j < std::min(n, d - i - at); ++j)
+          std::memcpy(to + j * key_block, &square[j], sizeof(Register));
       }
     });
   }
 }
 
-// Checks what both passes are given and returns the number of visible (query, head, key) triples; in a dry run, where nobody knows them, that of the
-// causal sequence.
-double check_attention(const char* operation, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const Visible& visible,
-                       const Dropout& dropout);
+// Checks what both passes are given and returns the number of visible (query, head, key) triples; in a dry run, where
+// nobody knows them, that of the causal sequence.
+double check_attention(const char* operation, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
+                       const Visible& visible, const Dropout& dropout);
 // `t` has the shape and dtype of `like` and a contiguous last axis.
 void check_like(const char* operation, const char* name, const Tensor& t, const Tensor& like);
 
@@ -209,7 +229,8 @@ class KeyDropout {
   // Lane l of word j is for key + 16 j + l, where key is a multiple of key_block.
   Philox16 words(std::int64_t b, std::int64_t query, std::int64_t head, std::int64_t key) const {
     const std::int32_t position = d_.positions.as<std::int32_t>()[b * d_.positions.dim(1) + query];
-    const Philox first = dropout_counter(d_.site, d_.layer, d_.step, d_.first_row + b, position, attention_group(d_.first_head + head, key));
+    const Philox first = dropout_counter(d_.site, d_.layer, d_.step, d_.first_row + b, position,
+                                         attention_group(d_.first_head + head, key));
     const u16x counter[4] = {splat(first[0]) + group_order, splat(first[1]), splat(first[2]), splat(first[3])};
     return by_element(philox16(counter, d_.seed));
   }
