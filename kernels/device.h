@@ -71,7 +71,6 @@ class Device {
   // its work and the scratch it would need. The code of a step, run on it, is the plan of that step.
   virtual bool dry() const = 0;
   virtual std::string describe() const = 0;
-  virtual int threads() const = 0;  // of the host that its operations use
 
   // Memory, zeroed, aligned to 64 bytes, owned by the device until it is destroyed. Throws when there is none.
   virtual Tensor allocate(Kind kind, DType dtype, std::initializer_list<std::int64_t> shape) = 0;

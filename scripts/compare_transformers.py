@@ -74,7 +74,7 @@ def enter_environment(ready):
 
 ARGS = parse_arguments()
 enter_environment(ARGS.venv)
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", CUDA_VISIBLE_DEVICES="")
+os.environ.update(OMP_WAIT_POLICY="passive", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", CUDA_VISIBLE_DEVICES="")
 
 import matplotlib  # noqa: E402
 import numpy as np  # noqa: E402
@@ -184,8 +184,8 @@ def from_transformers(table):
         model = GPTBigCodeForCausalLM(GPTBigCodeConfig(**{**odd, **settings}))
         with torch.no_grad():  # biases and LayerNorm away from 0 and 1, weights that make attention uneven
             for name, p in model.named_parameters():
-                width = 1.0 if p.ndim == 2 and "wte" not in name and "wpe" not in name else 0.25
-                p.add_(torch.randn(p.shape, generator=generator) * width / (math.sqrt(p.shape[1]) if width == 1 else 1))
+                width = 0.7 if p.ndim == 2 and "wte" not in name and "wpe" not in name else 0.25
+                p.add_(torch.randn(p.shape, generator=generator) * width / (math.sqrt(p.shape[1]) if width == 0.7 else 1))
         directory = ARGS.out / f"transformers-{number + 1}"
         model.save_pretrained(directory, max_shard_size="200KB" if "several" in title else "1GB")
         stream = torch.randint(odd["vocab_size"], (rows, 38), generator=generator)

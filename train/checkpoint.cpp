@@ -91,7 +91,6 @@ Json state_json(const TrainerState& s) {
   if (std::isfinite(s.best_eval_loss)) json.set("best_eval_loss", s.best_eval_loss);
   json.set("seconds", s.seconds);
   json.set("seed", std::to_string(s.seed));  // 64 bits unsigned
-  json.set("threads", s.threads);
   for (const auto& [name, value] : s.options) options.set(name, value);
   json.set("options", options);
   return json;
@@ -110,7 +109,6 @@ TrainerState read_state(const Json& json) {
   s.seconds = json.at("seconds").number();
   const std::string seed = json.at("seed").string();
   std::from_chars(seed.data(), seed.data() + seed.size(), s.seed);
-  s.threads = static_cast<int>(json.at("threads").integer());
   const Json options = json.at("options");
   for (const std::string& name : options.keys()) s.options.emplace_back(name, options.at(name).string());
   return s;

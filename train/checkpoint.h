@@ -26,7 +26,6 @@ struct TrainerState {
   double best_eval_loss = std::numeric_limits<double>::infinity();
   double seconds = 0;  // of training so far
   std::uint64_t seed = 0;
-  int threads = 0;
   std::vector<std::pair<std::string, std::string>>
       options;  // flat names and values of the run, to list what a resume changes
 };

@@ -184,11 +184,6 @@ void TrainingRun::restore() {
     }
     step.optimizer().set_updates(state_.updates);
     log_->line(str("resumed from ", checkpoint_->path(), ": step ", state_.step, ", data position ", state_.samples));
-    const int threads = device_->threads();
-    if (state_.threads != threads) {
-      log_->line(
-          str("threads were ", state_.threads, " and are ", threads, ": the run goes on, but no longer bit for bit"));
-    }
   } else if (source_) {
     buffers_->weights.load([&](std::size_t i, float* out) { source_->read(i, out); });
     for (const std::string& warning : source_->warnings()) log_->line(warning);
@@ -198,7 +193,6 @@ void TrainingRun::restore() {
   }
   saved_step_ = checkpoint_ ? state_.step : -1;
   state_.seed = static_cast<std::uint64_t>(options_.seed);
-  state_.threads = device_->threads();
   state_.options = flat(options_);
   metrics_ = std::make_unique<MetricsFile>(options_.run_dir, state_.step);
   checkpoint_.reset();

@@ -75,17 +75,17 @@ struct Tile {
         group(arena.take<Seen>(rows / register_rows + 1)) {}
 };
 
-// A row of scores of the keys from `key` on, times c, becomes probabilities that are not yet divided by their sum.
-template <bool Masked>
+// N vectors of scores, times c, of a row and the keys from `key` on become probabilities that are not yet divided by
+// their sum.
+template <int N>
 void softmax_row(const Tile& t, std::int64_t r, std::int64_t width, float* s, std::int64_t key, float c) {
-  constexpr std::int64_t n = key_block / lanes;
-  f16x x[n];
-  for (std::int64_t j = 0; j < n; ++j) {
-    x[j] = load(s + j * lanes) * splat(c);
-    if constexpr (Masked) x[j] = select(visible_lanes(t.row[r], key + j * lanes), x[j], splat(-__builtin_inff()));
+  f16x x[N];
+  for (int j = 0; j < N; ++j) x[j] = load(s + j * lanes) * splat(c);
+  if (!t.row[r].all(key, key + N * lanes)) {
+    for (int j = 0; j < N; ++j) x[j] = select(visible_lanes(t.row[r], key + j * lanes), x[j], splat(-__builtin_inff()));
   }
   f16x most = x[0];
-  for (std::int64_t j = 1; j < n; ++j) most = max(most, x[j]);
+  for (int j = 1; j < N; ++j) most = max(most, x[j]);
   const float high = max(most);
   float top = t.max[r];
   f16x total = t.sum[r];
@@ -95,7 +95,7 @@ void softmax_row(const Tile& t, std::int64_t r, std::int64_t width, float* s, st
     total *= shrink;
     for (std::int64_t i = 0; i < width; i += lanes) store(t.o + r * width + i, load(t.o + r * width + i) * shrink);
   }
-  for (std::int64_t j = 0; j < n; ++j) {
+  for (int j = 0; j < N; ++j) {
     x[j] = exp2(x[j] - splat(top));
     total += x[j];
     store(s + j * lanes, x[j]);
@@ -156,19 +156,15 @@ struct Forward {
                 std::int64_t keys) const {
     const Seen& seen = t.group[begin / register_rows];
     const std::int64_t from = std::max(seen.lo - key, std::int64_t{0}), to = std::min(seen.hi - key, keys),
-                       lo = from / lanes * lanes;
-    product<false>(end - begin, padded(to) - lo, d, t.q + begin * width, width, t.k + lo, key_block, t.s + lo,
-                   key_block, false);
+                       lo = from / lanes * lanes, wide = padded(to) - lo;
+    static constexpr std::array softmax = {softmax_row<1>, softmax_row<2>, softmax_row<3>, softmax_row<4>};
+    product<false>(end - begin, wide, d, t.q + begin * width, width, t.k + lo, key_block, t.s + lo, key_block, false);
     rows.each(begin, end, [&](std::int64_t r, std::int64_t i, std::int64_t head) {
       float* s = t.s + (r - begin) * key_block;
-      if (t.row[r].all(key, key + key_block)) {
-        softmax_row<false>(t, r, width, s, key, c);
-      } else {
-        softmax_row<true>(t, r, width, s, key, c);
-      }
+      softmax[wide / lanes - 1](t, r, width, s + lo, key + lo, c);
       if (dropout.p > 0) {
         const Philox16 words = draws.words(rows.b, i, head, key);
-        for (std::int64_t j = 0; j < key_block; j += lanes)
+        for (std::int64_t j = lo; j < lo + wide; j += lanes)
           store(s + j, select(draws.keep(words.w[j / lanes]), load(s + j), f16x{}));
       }
     });

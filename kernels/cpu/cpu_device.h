@@ -18,7 +18,6 @@ class CpuDevice final : public Device {
 
   bool dry() const override { return dry_; }
   std::string describe() const override;
-  int threads() const override { return threads_; }
   Tensor allocate(Kind kind, DType dtype, std::initializer_list<std::int64_t> shape) override;
   std::array<std::int64_t, kind_count> memory() const override;
   void reserve_scratch(std::int64_t bytes) override;

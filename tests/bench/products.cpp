@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "warm") == 0)
       warm = true;
-    else if (std::atof(argv[i]) > 0)
+    else if (std::string(argv[i]).find_first_not_of("0123456789.") == std::string::npos)
       budget = std::atof(argv[i]);
     else
       part = argv[i];

@@ -55,7 +55,6 @@ struct Example {
     c.state.best_eval_loss = 1.0 / 3;
     c.state.seconds = 1234.5678901234567;
     c.state.seed = 0xfedcba9876543210u;
-    c.state.threads = 7;
     c.state.options = {{"lr", "0.001"}, {"data", "a \"b\"\n"}};
     return c;
   }
@@ -109,7 +108,6 @@ TEST(Checkpoint, EverythingComesBack) {
     EXPECT_EQ(a.best_eval_loss, b.best_eval_loss);
     EXPECT_EQ(a.seconds, b.seconds);
     EXPECT_EQ(a.seed, b.seed);
-    EXPECT_EQ(a.threads, b.threads);
     EXPECT_EQ(a.options, b.options);
     // A shard's range.
     float out[2];
