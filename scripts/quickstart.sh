@@ -10,7 +10,10 @@ onescale=build/release/onescale
 limit_minutes=7.5 # of all of it on two cores; training gets what the steps before it leave
 
 step() { printf '\n== %s\n' "$*"; }
-show() { printf '\n$ %s\n' "$*" && "$@"; }
+show() {
+  printf '$ %s\n' "${*@Q}" >&2
+  "$@"
+}
 
 step 'set-up and build'
 bash scripts/setup.sh
@@ -28,7 +31,7 @@ show $onescale train --config $config --max_minutes "$left" || code=$?
 [[ $code -eq 0 || $code -eq 75 ]] || exit $code
 
 step 'evaluate on held-out files'
-show $onescale eval --config $config --model $run | tee $run/eval.txt
+show $onescale eval --config $config --eval_rows 0 --model $run | tee $run/eval.txt
 
 step 'complete'
 prompt='def read_lines(path):
@@ -49,7 +52,7 @@ step 'what it learnt'
 import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1] + "/metrics.jsonl")]
 steps = [line for line in lines if "event" not in line]
-print(f"loss of step {steps[0]['step']}: {steps[0]['loss']:.3f}; of step {steps[-1]['step']}: {steps[-1]['loss']:.3f}")
+print(f"loss: first {steps[0]['loss']:.3f}, last {steps[-1]['loss']:.3f} after {len(steps)} steps")
 PYTHON
 echo "held out: $(cat $run/eval.txt)"
 [[ $code -eq 0 ]] || echo "The time of $limit_minutes minutes was up before the last step: the same command goes on."

@@ -38,7 +38,7 @@ changed() {
   if [[ -z $base || $base == "$(git rev-parse HEAD)" ]]; then base=$(git rev-parse -q --verify HEAD~1 || true); fi
   { git diff --name-only --diff-filter=d "${base:-$(git hash-object -t tree /dev/null)}" -- '*.h' '*.cpp'
     git ls-files --others --exclude-standard -- '*.h' '*.cpp'; } |
-    while read -r file; do [[ -f ${file%.*}.cpp ]] && echo "${file%.*}.cpp"; done | sort -u
+    while read -r file; do if [[ -f ${file%.*}.cpp ]]; then echo "${file%.*}.cpp"; fi; done | sort -u
 }
 
 tidy() {

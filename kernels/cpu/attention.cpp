@@ -26,6 +26,7 @@ double check_attention(const char* operation, const Tensor& q, const Tensor& k, 
   const std::int64_t B = q.dim(0), n_q = q.dim(1), h = q.dim(2), d = q.dim(3), n_k = k.dim(1);
   check(k.dim(0) == B && k.dim(3) == d && (k.dim(2) == 1 || k.dim(2) == h), operation, ": k ", k.describe(),
         " does not fit q ", q.describe(), "; it needs the same batch and head size, and 1 or as many heads");
+  check(q.numel() > 0 && n_k > 0, operation, ": q ", q.describe(), " or k ", k.describe(), " is empty");
   check_like(operation, "q", q, q), check_like(operation, "v", v, k);
   Tensor k_as_q = k;
   k_as_q.dtype = q.dtype;
@@ -201,18 +202,10 @@ void CpuDevice::attention(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, fl
   if (!run) return;
   cpu::with_storage(q.dtype, [&](auto storage) {
     using T = decltype(storage);
-    const cpu::Forward<T> forward{cpu::HeadView<T>(o),
-                                  cpu::HeadView<T>(q),
-                                  cpu::HeadView<T>(k),
-                                  cpu::HeadView<T>(v),
-                                  lse.as<float>(),
-                                  n_q,
-                                  k.dim(1),
-                                  d,
-                                  h,
-                                  scale * cpu::log2_e,
-                                  visible,
-                                  dropout};
+    using View = cpu::HeadView<T>;
+    const cpu::Forward<T> forward{View(o), View(q),  View(k), View(v), lse.as<float>(),
+                                  n_q,     k.dim(1), d,       h,       scale * cpu::log2_e,
+                                  visible, dropout};
     const auto task = [&](std::int64_t i) {  // the last rows see most and go first
       const std::int64_t chunk = chunks - 1 - std::min(i / (B * h_kv), chunks - 1), b = i % (B * h_kv) / h_kv,
                          kv_head = i % h_kv;

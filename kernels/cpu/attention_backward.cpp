@@ -53,7 +53,7 @@ struct Backward {
   float scale;
   const Visible& visible;
   const Dropout& dropout;
-  KeyDropout draws;
+  KeyDropout draws{dropout};
   std::int64_t width = padded(d);
 
   // Scores s and dp of row r, vectors [lo, hi) of the block at `key`, become probabilities (dropped) and the gradient
@@ -229,24 +229,10 @@ void CpuDevice::attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor do_, 
                 tile * threads_ + partials);
   if (!run) return;
   cpu::with_storage(q.dtype, [&](auto storage) {
-    using View = cpu::HeadView<decltype(storage)>;
-    const cpu::Backward<decltype(storage)> backward{View(dq),
-                                                    View(dk),
-                                                    View(dv),
-                                                    View(do_),
-                                                    View(o),
-                                                    View(q),
-                                                    View(k),
-                                                    View(v),
-                                                    lse.as<float>(),
-                                                    n_q,
-                                                    n_k,
-                                                    d,
-                                                    h,
-                                                    scale,
-                                                    visible,
-                                                    dropout,
-                                                    cpu::KeyDropout(dropout)};
+    using T = decltype(storage);
+    using View = cpu::HeadView<T>;
+    const cpu::Backward<T> backward{View(dq),        View(dk), View(dv), View(do_), View(o), View(q), View(k), View(v),
+                                    lse.as<float>(), n_q,      n_k,      d,         h,       scale,   visible, dropout};
     float* partial = tasks > 1 ? reinterpret_cast<float*>(run.scratch() + tile * threads_) : nullptr;
     const auto task = [&](std::int64_t i) {
       const std::int64_t b = std::min(i / (h_kv * tasks), B - 1), kv_head = i / tasks % h_kv, first = i % tasks * heads,

@@ -46,8 +46,8 @@ struct HeadView {
   }
 };
 
-// Queries of one row of the batch that share a K/V head, folded: row r is query (begin + r) / heads of head first_head
-// + (begin + r) % heads.
+// Queries of one row of the batch that share a K/V head, folded: row r is query (begin + r) / heads of the head that is
+// (begin + r) % heads after first_head.
 struct Rows {
   std::int64_t b, kv_head, first_head, heads, begin, count;
   // body(r, query, head) for r in [from, to).
@@ -100,8 +100,8 @@ inline Seen see(const Visible& visible, std::int64_t n_k, const Rows& rows, Seen
 typedef float Register __attribute__((vector_size(register_bytes)));
 inline constexpr std::int64_t register_lanes = register_bytes / 4;
 
-// c[r][j] = (add ? c[r][j] : 0) + sum over k of a(r, k) * b[k][j], for R rows and C registers of j; a(r, k) is a[r *
-// lda + k], or a[k * lda + r] when Transposed.
+// c[r][j] = (add ? c[r][j] : 0) + sum over k of a(r, k) * b[k][j], for R rows and C registers of j.
+// a(r, k) is a[r * lda + k], or a[k * lda + r] when Transposed.
 template <int R, int C, bool Transposed>
 void product_in_registers(std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
                           std::int64_t ldc, bool add) {
@@ -173,8 +173,7 @@ void pack(float* dst, const T* src, std::int64_t d) {
   each_vector(d, [&](std::int64_t i, auto part) { store(dst + i, part.load(src + i)); });
 }
 
-// A square of registers transposed: elements are exchanged between rows, and lanes, that differ in one bit, bit after
-// bit.
+// A square of registers transposed, bit after bit: rows and lanes that differ in one bit exchange elements.
 template <std::int64_t Bit, std::int64_t... Lane>
 void transpose_bit(Register (&v)[register_lanes], std::integer_sequence<std::int64_t, Lane...>) {
 #pragma GCC unroll 16

@@ -86,6 +86,7 @@ std::vector<Case> cases() {
           {"causal MHA, longer than a block", 1, 130, 130, 3, 3, 80, causal},
           {"causal MQA, head of 128 and more", 2, 66, 66, 2, 1, 130, causal},
           {"causal MQA, many rows", 2, 257, 257, 5, 1, 16, causal},
+          {"causal MQA, heads that tasks do not share evenly", 2, 70, 70, 7, 1, 8, causal, 0.3f},
           {"causal MHA with dropout", 3, 130, 130, 4, 4, 12, causal, 0.3f},
           {"causal MQA with dropout", 3, 130, 130, 4, 1, 64, causal, 0.3f},
           {"window", 3, 130, 130, 3, 1, 8, window},

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Speed and memory of a training step against PyTorch's, in turn in one run: bash scripts/bench.sh [options of bench_table.py, see --help]
+# With --products only our matrix products against oneDNN's (options of tests/bench/products.cpp may follow).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fail() {
+  echo "bench.sh: $*" >&2
+  exit 1
+}
+
+bash scripts/setup.sh
+cmake --preset release >/dev/null
+build() { cmake --build --preset release --target "$1" >/dev/null || fail "the target $1 does not build: cmake --build --preset release --target $1 says why"; }
+
+if [[ ${1:-} == --products ]]; then
+  build products_bench
+  exec build/release/products_bench "${@:2}"
+fi
+build step_bench
+if ! ldconfig -p | grep -q 'libtcmalloc_minimal\.so\.4'; then
+  DEBIAN_FRONTEND=noninteractive apt-get install -y libtcmalloc-minimal4 >/dev/null 2>&1 ||
+    fail "PyTorch's fastest setting needs tcmalloc: run as root apt-get install libtcmalloc-minimal4"
+fi
+exec python3 scripts/bench_table.py "$@"
