@@ -4,14 +4,15 @@
 1. transformers -> onescale: models that save_pretrained wrote, in several shapes and settings.
 2. onescale -> transformers: the newest checkpoint of a run as it lies, and its bfloat16 export, on rows of its data.
    Both compare logits, loss, gradient norm and every gradient with PyTorch in float64 on the same weights.
-3. 500 steps of training from the same weights on the same rows, in float32 on both sides: OUT/loss_curves.png.
+3. 500 steps of training from the same weights on the same rows with the same recipe: OUT/loss_curves.png.
 
-Any python3 >= 3.11 starts it; what it imports goes into .venv/ at the first start. The program must be built, and the
-data of scripts/quickstart.sh prepared. OUT/tensors.txt lists the figures of each tensor, where the table shows the worst.
+Any python3 >= 3.11 starts it; what it imports goes into .venv/ at the first start. The program must be built and the
+data of scripts/quickstart.sh prepared. OUT/files/tensors.txt lists every tensor, the table the worst ones.
 """
 
 import argparse
-import importlib.metadata
+import functools
+import itertools
 import json
 import math
 import os
@@ -19,24 +20,20 @@ import shutil
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"torch": "2.13.0", "transformers": "5.23.0", "safetensors": None, "numpy": None, "matplotlib": None}
+PACKAGES = ["torch==2.13.0", "transformers==5.23.0", "safetensors", "numpy", "matplotlib"]
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default, text in (
-        ("--onescale", "build/release/onescale", "the program"),
-        ("--run", "runs/quickstart", "run directory whose checkpoint is loaded; a tiny run is made where there is none"),
-        ("--data", "runs/quickstart-data", "directory that onescale prepare wrote"),
-        ("--out", "runs/compare", "where models, runs and the picture go"),
-        ("--venv", None, "a ready virtual environment to use instead of .venv/"),
-    ):
-        shown = f"{text} (default: {default})" if default else text
-        parser.add_argument(name, type=Path, default=ROOT / default if default else None, metavar="PATH", help=shown)
+    add = functools.partial(parser.add_argument, type=Path)
+    add("--onescale", default=ROOT / "build/release/onescale", help="the program")
+    add("--run", default=ROOT / "runs/quickstart", help="run directory; without a checkpoint a tiny run is made")
+    add("--data", default=ROOT / "runs/quickstart-data", help="directory that onescale prepare wrote")
+    add("--out", default=ROOT / "runs/compare", help="where models, runs and the picture go")
+    add("--venv", help="a ready virtual environment instead of .venv/")
     return parser.parse_args()
 
 
@@ -45,80 +42,76 @@ def fail(sentence):
 
 
 def enter_environment(ready):
-    """Goes on inside the virtual environment, made and filled when it is ours and needs it."""
+    """Goes on inside the virtual environment, which is made first when it is ours and lacks something."""
     venv = (ready or ROOT / ".venv").resolve()
-    if Path(sys.prefix).resolve() != venv:
-        if not (venv / "bin/python").exists():
-            if ready:
-                fail(f"{venv} is no virtual environment; give another --venv, or none to have one made")
-            if subprocess.run([sys.executable, "-m", "venv", venv]).returncode:
-                shutil.rmtree(venv, ignore_errors=True)
-                fail(f"{venv} cannot be made; on Debian: apt-get install python3-venv")
-        os.execv(venv / "bin/python", [str(venv / "bin/python"), *sys.argv])
-    missing = []
-    for name, version in PACKAGES.items():
-        try:
-            if version in (None, importlib.metadata.version(name).partition("+")[0]):
-                continue
-        except importlib.metadata.PackageNotFoundError:
-            pass
-        missing.append(f"{name}=={version}" if version else name)
-    if missing and ready:
-        fail(f"{venv} lacks {' '.join(missing)}; install them there, or leave --venv out")
-    if missing:
-        print(f"installing {' '.join(missing)} into {venv}", flush=True)
-        if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *missing]).returncode:
-            fail(f"pip cannot install {' '.join(missing)} into {venv}; give a ready one with --venv")
-        importlib.invalidate_caches()
+    python, filled = venv / "bin/python", venv / "compare_transformers.txt"
+    if Path(sys.prefix).resolve() == venv:
+        return
+    if ready and not python.exists():
+        fail(f"{venv} is no virtual environment; give another --venv, or none to have one made")
+    if not ready and not (filled.exists() and filled.read_text().split() == PACKAGES):
+        print(f"installing {' '.join(PACKAGES)} into {venv}", flush=True)
+        for command in ([sys.executable, "-m", "venv", venv], [python, "-m", "pip", "install", "--quiet", *PACKAGES]):
+            if subprocess.run(command).returncode:
+                fail(f"{venv} cannot be made (Debian: apt-get install python3-venv); or name a ready one with --venv")
+        filled.write_text(" ".join(PACKAGES))
+    os.execv(python, [str(python), *sys.argv])
 
 
 ARGS = parse_arguments()
 enter_environment(ARGS.venv)
-os.environ.update(OMP_WAIT_POLICY="passive", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", CUDA_VISIBLE_DEVICES="")
+FILES = ARGS.out / "files"  # models, batches and runs, made anew each time
+# Threads that wait asleep, here and in the program, so that a busy machine slows neither by more than its share.
+os.environ.update(MPLBACKEND="Agg", OMP_WAIT_POLICY="passive", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
 
-import matplotlib  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from matplotlib import pyplot  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM, logging  # noqa: E402
 
-matplotlib.use("Agg")
-logging.disable_progress_bar()
-from matplotlib import pyplot  # noqa: E402
-
 IGNORED = -100
+NO_SPECIAL = {"bos_token_id": None, "eos_token_id": None}  # transformers' own lie outside of small vocabularies
+LIMIT = 1e-5  # float32 against float64: rounding leaves about 1e-6 in a tensor, a wrong term more than 1e-4
+SEQ_LEN, ROWS, STEPS, SEED = 256, 8, 500, 1  # of the loss curve
+SHAPE = {"n_positions": SEQ_LEN, "n_embd": 128, "n_layer": 4, "n_head": 4, **NO_SPECIAL}
+RECIPE = {"steps": STEPS, "warmup_steps": 50, "lr": 2e-3, "min_lr": 2e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
+          "weight_decay": 0.1, "clip_norm": 1.0, "seed": SEED}
+CURVES = ("onescale", "PyTorch float32", "PyTorch float64")
+# 1.25M parameters on two processors: the largest gap is 4e-5 to PyTorch in float32 and 5e-6 to float64, from which
+# PyTorch's own float32 is 4e-5 away. Rounding, 1e-7 in the first step, grows through the weights; nothing else may. The
+# limits leave five times the measured, since another processor rounds otherwise.
+WARM, WARM_LIMIT, GAP_LIMIT, WEIGHT_LIMIT = 50, 2.5e-6, 2e-4, 2.5e-3
+BROKEN = []  # what passed its limit
+logging.disable_progress_bar()
 
 
-class Table:
-    """The figures, each with the limit that it must stay below; printed as they come."""
-
-    def __init__(self):
-        self.broken = 0
-        print(f"\n{'':4s}{'what':60s}{'figure':>12s}{'limit':>10s}", flush=True)
-
-    def section(self, title):
-        print(f"\n{title}", flush=True)
-
-    def row(self, what, figure, limit=None, note=""):
-        good = limit is None or (figure <= limit and math.isfinite(figure))
-        self.broken += not good
-        number = f"{figure:.2e}" if isinstance(figure, float) else str(figure)
-        shown = "" if limit is None else f"{limit:g}"
-        print(f"{'' if good else ' ! ':4s}{what:60s}{number:>12s}{shown:>10s}  {note}".rstrip(), flush=True)
+def row(what, figure, limit="", note=""):
+    """One line of the table: a figure, and the limit that it must not pass."""
+    good = limit == "" or figure <= limit  # a NaN is not
+    if not good:
+        BROKEN.append(what)
+    figure, limit = (f"{x:.2e}" if isinstance(x, float) else x for x in (figure, limit))
+    print(f"{'  ' if good else '! '}{what:66s}{figure:>10}{limit:>10}  {note}".rstrip(), flush=True)
 
 
-def onescale(*arguments):
-    done = subprocess.run([str(a) for a in (ARGS.onescale, *arguments)], capture_output=True, text=True)
+def onescale(command, **options):
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    done = subprocess.run([ARGS.onescale, command, *words], capture_output=True, text=True)
     if done.returncode:
-        fail(f"`{' '.join(map(str, done.args))}` ended with {done.returncode}: {done.stderr.strip()}")
+        fail(f"`onescale {command} {' '.join(words)}` ended with {done.returncode}: {done.stderr.strip()}")
 
 
-def load(directory, **settings):
+def load(directory, dtype="auto"):
     """A Hugging Face directory, and the number of keys that were missing, left over or of another shape."""
-    model, info = GPTBigCodeForCausalLM.from_pretrained(directory, attn_implementation="sdpa", output_loading_info=True,
-                                                        **settings)
+    model, info = GPTBigCodeForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation="sdpa", output_loading_info=True)
     return model, sum(len(info[kind]) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+
+
+def newest_checkpoint(run):
+    return max(run.glob("checkpoints/step-*"), default=None)
 
 
 def errors(found, exact):
@@ -128,110 +121,87 @@ def errors(found, exact):
     return ((found - exact).norm() / square.sqrt()).item(), abs((found.dot(exact) / square).item() - 1)
 
 
-# --- 1 and 2: logits, loss and gradients ------------------------------------------------------------------------------
-
-LIMIT = 1e-5  # float32 against float64: rounding leaves about 1e-6 in a tensor, a wrong term more than 1e-4
-
-
-def compare(table, title, directory, ids, labels):
+def compare(title, directory, ids, labels):
     """Runs `onescale gradients` and PyTorch in float64 on one model directory and batch."""
-    table.section(f"{title}: {directory}")
+    print(f"\n{title}: {directory}", flush=True)
     model, odd_keys = load(directory)
-    table.row("keys missing, left over or of another shape in transformers", odd_keys, 0)
-    model = model.double().eval()
-    logits = model(input_ids=ids, use_cache=False).logits
+    row("keys missing, left over or of another shape in transformers", odd_keys, 0)
+    logits = model.double().eval()(input_ids=ids, use_cache=False).logits
     good = int((labels != IGNORED).sum())
     loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum") / good
     loss.backward()
     exact = {f"grad.{name}": p.grad for name, p in model.named_parameters()}
-
-    batch, result = ARGS.out / "batch.safetensors", ARGS.out / "result.safetensors"
+    norm = torch.stack([g.norm() for g in exact.values()]).norm()
+    batch, result = FILES / "batch.safetensors", FILES / "result.safetensors"
     save_file({"input_ids": ids.contiguous(), "labels": labels.contiguous()}, batch)
-    onescale("gradients", "--model", directory, "--batch", batch, "--out", result, "--logits", "true")
+    onescale("gradients", model=directory, batch=batch, out=result, logits="true")
     found = load_file(result)
     names = {name for name in found if name.startswith("grad.")}
-    table.row(f"gradients that one side lacks, of {len(exact)}", len(names ^ exact.keys()), 0)
-    table.row(f"good tokens, distance from {good} of {labels.numel()}", abs(found["good_tokens"].item() - good), 0)
-    norm = torch.stack([g.norm() for g in exact.values()]).norm().item()
-    for name, value, reference in (("loss", found["loss"], loss), ("gradient norm", found["grad_norm"], norm)):
-        table.row(f"{name} {float(reference):.9f}, relative distance", abs(value.item() / float(reference) - 1), LIMIT)
+    row(f"gradients that one side lacks, of {len(exact)}", len(names ^ exact.keys()), 0)
+    row(f"good tokens: {good} of {labels.numel()}, difference", abs(found["good_tokens"].item() - good), 0)
+    for name, reference in (("loss", loss), ("grad_norm", norm)):
+        row(f"{name} {reference.item():.9f}, relative difference", abs(found[name] / reference - 1).item(), LIMIT)
     figures = {name: errors(found[name], exact[name]) for name in sorted(names & exact.keys())}
     figures["logits"] = errors(found["logits"], logits.detach())
-    with open(ARGS.out / "tensors.txt", "a") as file:
-        file.write(f"# {title}: relative L2, |ratio - 1|, tensor\n")
-        file.writelines(f"{l2:.2e} {ratio:.2e} {name}\n" for name, (l2, ratio) in figures.items())
     for which, text in enumerate(("relative L2", "|ratio - 1|")):
-        table.row(f"logits, {text}", figures["logits"][which], LIMIT)
-        worst = max(exact.keys() & figures.keys(), key=lambda name: figures[name][which])
-        table.row(f"worst of {len(exact)} gradients, {text}", figures[worst][which], LIMIT, worst[5:])
+        row(f"logits, {text}", figures["logits"][which], LIMIT)
+        worst = max(names & exact.keys(), key=lambda name: figures[name][which])
+        row(f"worst of {len(exact)} gradients, {text}", figures[worst][which], LIMIT, worst.removeprefix("grad."))
+    with open(FILES / "tensors.txt", "a") as file:
+        lines = (f"{l2:.2e} {ratio:.2e} {name}\n" for name, (l2, ratio) in figures.items())
+        file.writelines([f"# {title}: relative L2, |ratio - 1|, tensor\n", *lines])
 
 
-def from_transformers(table):
+def from_transformers():
     """Odd sizes, so that no tail of a loop goes unseen, and every setting that changes numbers."""
-    odd = {"vocab_size": 211, "n_positions": 61, "n_embd": 60, "n_layer": 3, "n_inner": 77}
+    odd = {"vocab_size": 211, "n_positions": 61, "n_embd": 60, "n_layer": 3, "n_inner": 77, **NO_SPECIAL}
+    erf, many = {"activation_function": "gelu"}, {"multi_query": False}
     cases = [
-        ("multi-query, tanh GELU", 4, {"n_head": 5}),
-        ("multi-head, erf GELU, n_inner null", 4, {"n_head": 4, "multi_query": False, "activation_function": "gelu",
-                                                   "n_inner": None, "layer_norm_epsilon": 1e-3}),
-        ("multi-query, erf GELU, scores not scaled, in several files", 3, {
-            "n_head": 3, "activation_function": "gelu", "scale_attn_weights": False}),
-        ("multi-head, tanh GELU, head not tied, in several files", 5, {
-            "n_head": 6, "multi_query": False, "tie_word_embeddings": False}),
+        ("multi-query, tanh GELU", {"n_head": 5}),
+        ("multi-head, erf GELU, no n_inner", {"n_head": 4, "n_inner": None, "layer_norm_epsilon": 1e-3, **many, **erf}),
+        ("multi-query, erf GELU, scores not scaled", {"n_head": 3, **erf, "scale_attn_weights": False}),
+        ("multi-head, head not tied, in several files", {"n_head": 6, **many, "tie_word_embeddings": False}),
     ]
-    for number, (title, rows, settings) in enumerate(cases):
-        generator = torch.Generator().manual_seed(number)
+    for number, (title, settings) in enumerate(cases, 1):
         torch.manual_seed(number)
         model = GPTBigCodeForCausalLM(GPTBigCodeConfig(**{**odd, **settings}))
         with torch.no_grad():  # biases and LayerNorm away from 0 and 1, weights that make attention uneven
             for name, p in model.named_parameters():
-                width = 0.7 if p.ndim == 2 and "wte" not in name and "wpe" not in name else 0.25
-                p.add_(torch.randn(p.shape, generator=generator) * width / (math.sqrt(p.shape[1]) if width == 0.7 else 1))
-        directory = ARGS.out / f"transformers-{number + 1}"
+                product = p.ndim == 2 and ".wte." not in name and ".wpe." not in name
+                p.add_(torch.randn_like(p) * (0.7 / math.sqrt(p.shape[1]) if product else 0.25))
+        directory = FILES / f"transformers-{number}"
         model.save_pretrained(directory, max_shard_size="200KB" if "several" in title else "1GB")
-        stream = torch.randint(odd["vocab_size"], (rows, 38), generator=generator)
+        stream = torch.randint(odd["vocab_size"], (4, 38))
         ids, labels = stream[:, :-1], stream[:, 1:].clone()
-        labels[torch.rand(labels.shape, generator=generator) < 0.3] = IGNORED
-        labels[0, :17] = IGNORED  # a prompt
-        labels[-1] = IGNORED  # a row without any target
-        compare(table, f"1.{number + 1} transformers -> onescale, {title}", directory, ids, labels)
+        labels[torch.rand(labels.shape) < 0.3] = IGNORED
+        labels[0, :17] = labels[-1] = IGNORED  # a prompt, and a row without any target
+        compare(f"1.{number} transformers -> onescale, {title}", directory, ids, labels)
 
 
-def to_transformers(table):
+def to_transformers():
     run = ARGS.run
-    if not list(run.glob("checkpoints/step-*")):
-        run = ARGS.out / "tiny-run"
-        print(f"{ARGS.run} has no checkpoint: 20 steps of a tiny model in {run}", flush=True)
-        onescale("train", "--data", ARGS.data, "--run_dir", run, "--steps", 20, "--warmup_steps", 5, "--n_layer", 2,
-                 "--n_embd", 60, "--n_head", 5, "--n_positions", 128, "--global_batch", 4, "--micro_batch", 2,
-                 "--eval_every", 0, "--lr", 3e-3)
-    checkpoint = max(run.glob("checkpoints/step-*"))
+    if not newest_checkpoint(run):
+        run = FILES / "tiny-run"
+        print(f"\n{ARGS.run} has no checkpoint: 20 steps of a tiny model instead", flush=True)
+        onescale("train", data=ARGS.data, run_dir=run, n_positions=128, n_embd=60, n_layer=2, n_head=5, steps=20,
+                 global_batch=4, micro_batch=2, warmup_steps=5, lr=3e-3, eval_every=0)
+    checkpoint = newest_checkpoint(run)
     model, _ = load(checkpoint)
     rows = Rows(ARGS.data, min(256, model.config.n_positions), seed=7)
     if rows.vocab_size > model.config.vocab_size:
-        fail(f"{ARGS.data} has a vocabulary of {rows.vocab_size}, {checkpoint} of {model.config.vocab_size}; "
-             "give the --data that the --run was trained on")
+        fail(f"{ARGS.data} has more ids than {checkpoint}; give the --data that the --run was trained on")
     ids, labels = rows.batch(0, 4)
-    compare(table, "2.1 onescale -> transformers, checkpoint", checkpoint, ids, labels)
-    exported = ARGS.out / "bfloat16"
-    onescale("export", "--model", run, "--out", exported, "--dtype", "bfloat16")
-    compare(table, "2.2 onescale -> transformers, bfloat16 export", exported, ids, labels)
-    half, _ = load(exported)
-    table.row(f"its dtype in transformers is {half.dtype}, weights not", int(half.dtype != torch.bfloat16), 0)
-    rounded = dict(half.named_parameters())
-    table.row("weights that are not the checkpoint's, rounded to nearest", sum(
-        int((rounded[name] != p.to(torch.bfloat16)).sum()) for name, p in model.named_parameters()), 0)
-
-
-# --- 3: the loss curve ------------------------------------------------------------------------------------------------
-
-SEQ_LEN, ROWS, STEPS, SEED = 256, 8, 500, 1
-SHAPE = types.MappingProxyType({"n_positions": SEQ_LEN, "n_embd": 128, "n_layer": 4, "n_head": 4, "n_inner": 512})
-RECIPE = types.MappingProxyType({"steps": STEPS, "warmup_steps": 50, "lr": 2e-3, "min_lr": 2e-4, "beta1": 0.9,
-                                 "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0, "seed": SEED})
+    compare("2.1 onescale -> transformers, checkpoint", checkpoint, ids, labels)
+    onescale("export", model=run, out=FILES / "bfloat16", dtype="bfloat16")
+    compare("2.2 onescale -> transformers, bfloat16 export", FILES / "bfloat16", ids, labels)
+    half = dict(load(FILES / "bfloat16")[0].named_parameters())
+    wrong = sum(half[name].dtype != torch.bfloat16 or not torch.equal(half[name], p.bfloat16())
+                for name, p in model.named_parameters())
+    row("tensors that are not the checkpoint's, rounded to bfloat16", wrong, 0)
 
 
 def philox(counter, key):
-    """Philox4x32-10, as kernels/philox.h."""
+    """Word 0 of Philox4x32-10, as kernels/philox.h."""
     a, b, c, d = counter
     k0, k1 = key & 0xFFFFFFFF, key >> 32
     for _ in range(10):
@@ -243,20 +213,18 @@ def philox(counter, key):
 
 class Rows:
     """The rows of `onescale train`, read and ordered here a second time (data/shard.h, data/order.h)."""
-
     def __init__(self, directory, seq_len, seed):
         self.seq_len, self.seed = seq_len, seed
         tokens, masks = [], []
         for path in sorted(directory.glob("train_*.bin")):
             header = np.fromfile(path, "<i4", 256)
             tokens.append(np.fromfile(path, "<u2" if header[0] == 20240520 else "<u4", offset=1024).astype(np.int64))
-            mask = path.with_suffix(".mask")
-            masks.append(np.unpackbits(np.fromfile(mask, np.uint8), bitorder="little")[: len(tokens[-1])]
-                         if mask.exists() else np.zeros(len(tokens[-1]), np.uint8))
+            mask, count = path.with_suffix(".mask"), len(tokens[-1])
+            bits = np.fromfile(mask, np.uint8) if mask.exists() else np.zeros(count // 8 + 1, np.uint8)
+            masks.append(np.unpackbits(bits, bitorder="little")[:count])
         if not tokens:
             fail(f"{directory} holds no train_*.bin; run scripts/quickstart.sh first, or name prepared --data")
-        self.vocab_size = int(header[3])
-        self.tokens = np.concatenate(tokens)
+        self.tokens, self.vocab_size = np.concatenate(tokens), int(header[3])
         self.targets = np.where(np.concatenate(masks), IGNORED, self.tokens)
         self.windows = (len(self.tokens) - 1) // seq_len
 
@@ -280,21 +248,19 @@ class Rows:
 
 
 def learning_rate(step):
-    if step < RECIPE["warmup_steps"]:
-        return RECIPE["lr"] * (step + 1) / RECIPE["warmup_steps"]
-    done = (step - RECIPE["warmup_steps"]) / (RECIPE["steps"] - RECIPE["warmup_steps"])
-    return RECIPE["min_lr"] + 0.5 * (RECIPE["lr"] - RECIPE["min_lr"]) * (1 + math.cos(math.pi * done))
+    lr, least, warmup = RECIPE["lr"], RECIPE["min_lr"], RECIPE["warmup_steps"]
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    return least + 0.5 * (lr - least) * (1 + math.cos(math.pi * (step - warmup) / (STEPS - warmup)))
 
 
-def train_pytorch(directory, rows, dtype, threads):
-    """Losses, and the weights after the last step."""
-    torch.set_num_threads(threads)
-    model = load(directory, dtype=dtype)[0].train()
+def train_pytorch(directory, rows, dtype):
+    """The loss of each step, and the weights after the last."""
+    model = load(directory, dtype)[0].train()
     parameters = list(model.parameters())
-    matrices, others = [p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": RECIPE["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
-        betas=(RECIPE["beta1"], RECIPE["beta2"]), eps=RECIPE["eps"])
+    groups = [{"params": [p for p in parameters if p.ndim == 2], "weight_decay": RECIPE["weight_decay"]},
+              {"params": [p for p in parameters if p.ndim != 2], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(RECIPE["beta1"], RECIPE["beta2"]), eps=RECIPE["eps"])
     losses = []
     for step in range(STEPS):
         ids, labels = rows.batch(step, ROWS)
@@ -304,49 +270,80 @@ def train_pytorch(directory, rows, dtype, threads):
         logits = model(input_ids=ids, use_cache=False).logits
         loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
         loss.backward()
-        # clip_grad_norm_ divides by norm + 1e-6, which is one part in a million off the definition.
+        # clip_grad_norm_ divides by norm + 1e-6, one part in a million off the definition.
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters]).item()
-        torch._foreach_mul_([p.grad for p in parameters], min(1.0, RECIPE["clip_norm"] / norm))
+        for p in parameters:
+            p.grad.mul_(min(1.0, RECIPE["clip_norm"] / norm))
         optimizer.step()
         losses.append(loss.item())
-    return np.array(losses), {name: p.detach() for name, p in model.named_parameters()}
+    return np.array(losses), model
 
 
-def loss_curve(table):
-    rows = Rows(ARGS.data, SEQ_LEN, SEED)
-    start, run = ARGS.out / "start", ARGS.out / "run"
+def train_onescale(directory):
+    run = FILES / "run"  # in micro-batches of two, where PyTorch takes the eight rows at once: the step is the same
+    onescale("train", model=directory, data=ARGS.data, run_dir=run, seq_len=SEQ_LEN, global_batch=ROWS, micro_batch=2,
+             eval_every=0, save_every=0, **RECIPE)
+    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return np.array(losses), load(newest_checkpoint(run))[0]
+
+
+def weights_of(model):
+    """All weights but the keys' biases: their exact gradient is 0, and AdamW makes steps of its rounding."""
+    for name, p in model.named_parameters():
+        if name.endswith("c_attn.bias"):
+            p.data[SHAPE["n_embd"] :][: SHAPE["n_embd"] // SHAPE["n_head"]] = 0
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def draw(losses, gaps):
+    figure, (above, below) = pyplot.subplots(2, sharex=True, figsize=(9, 8), layout="constrained")
+    for name, width, colour in zip(CURVES[::-1], (6, 2.5, 0.8), ("#dddddd", "#8ab8e6", "#b3261e")):
+        above.plot(losses[name], label=name, linewidth=width, color=colour)
+    for (name, gap), colour in zip(gaps.items(), ("#b3261e", "#e69138", "#6fa8dc")):
+        below.semilogy(gap, label=name, linewidth=0.8, color=colour)
+    below.axhline(GAP_LIMIT, color="black", linestyle="--", label="limit for onescale")
+    above.set(ylabel="loss", title=f"{STEPS} steps from the same weights on the same rows")
+    below.set(xlabel="step", ylabel="relative gap of the loss", ylim=(1e-10, 1e-3))
+    for axes in (above, below):
+        axes.legend()
+        axes.grid(alpha=0.3)
+    figure.savefig(ARGS.out / "loss_curves.png", dpi=120)
+
+
+def loss_curve():
+    print(f"\n3. {STEPS} steps of {ROWS} rows of {SEQ_LEN} tokens: {ARGS.data}", flush=True)
+    rows, start = Rows(ARGS.data, SEQ_LEN, SEED), FILES / "start"
     torch.manual_seed(SEED)
-    GPTBigCodeForCausalLM(GPTBigCodeConfig(vocab_size=rows.vocab_size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-                                           **SHAPE)).save_pretrained(start)
-    table.section(f"3. {STEPS} steps of {ROWS} rows of {SEQ_LEN} tokens: {ARGS.data}")
-    # onescale cuts the rows into micro-batches of two, PyTorch does not: the step is the same.
-    settings = [word for name, value in RECIPE.items() for word in (f"--{name}", value)]
-    begin = time.monotonic()
-    onescale("train", "--model", start, "--data", ARGS.data, "--run_dir", run, "--seq_len", SEQ_LEN, "--global_batch", ROWS,
-             "--micro_batch", 2, "--eval_every", 0, "--save_every", 0, *settings)
-    print(f"onescale: {time.monotonic() - begin:.0f} s", flush=True)
-    ours = [json.loads(line) for line in open(run / "metrics.jsonl")]
-    ours = np.array([line["loss"] for line in ours if "event" not in line])
-    print(ours[:3], ours[-3:])
-    threads = torch.get_num_threads()
-    for name, dtype, n in [("f32", torch.float32, threads), ("f32-1", torch.float32, 1), ("f64", torch.float64, threads)]:
+    config = GPTBigCodeConfig(vocab_size=rows.vocab_size, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0, **SHAPE)
+    GPTBigCodeForCausalLM(config).save_pretrained(start)
+    losses, weights, gaps = {}, {}, {}
+    for name in CURVES:
         begin = time.monotonic()
-        losses, weights = train_pytorch(start, rows, dtype, n)
-        np.save(f"/tmp/compare/{name}.npy", losses)
-        save_file({k: v.contiguous() for k, v in weights.items()}, f"/tmp/compare/{name}.safetensors")
-        gap = abs(ours / losses - 1)
-        print(name, f"{time.monotonic() - begin:.0f} s", losses[:3], losses[-3:], "gap max", gap.max(), "first", [gap[:k].max() for k in (1, 10, 50, 100, 200)], flush=True)
+        losses[name], model = (train_onescale(start) if name == "onescale" else
+                               train_pytorch(start, rows, getattr(torch, name.split()[1])))
+        weights[name] = weights_of(model)
+        note = "loss {:.7f} to {:.7f}".format(*losses[name][[0, -1]])
+        row(f"{name}, seconds", round(time.monotonic() - begin), note=note)
+    for a, b in itertools.combinations(CURVES, 2):
+        gap = gaps[f"{a} to {b}"] = abs(losses[a] / losses[b] - 1)
+        limits = (WARM_LIMIT, GAP_LIMIT, WEIGHT_LIMIT) if a == "onescale" else ("", "", "")
+        row(f"{a} to {b}, largest gap of the loss in {WARM} steps", gap[:WARM].max().item(), limits[0])
+        row(f"{a} to {b}, largest gap of the loss", gap.max().item(), limits[1], f"step {gap.argmax()}")
+        row(f"{a} to {b}, final weights, relative L2", errors(weights[a], weights[b])[0], limits[2])
+    draw(losses, gaps)
 
 
 def main():
-    ARGS.out.mkdir(parents=True, exist_ok=True)
-    table = Table()
-    if len(sys.argv) and os.environ.get("PARTS", "123"):
-        parts = os.environ.get("PARTS", "123")
-    if "1" in parts: from_transformers(table)
-    if "2" in parts: to_transformers(table)
-    if "3" in parts: loss_curve(table)
-    sys.exit(table.broken > 0)
+    if not ARGS.onescale.is_file():
+        fail(f"{ARGS.onescale} does not exist; build it (scripts/quickstart.sh), or name it with --onescale")
+    shutil.rmtree(FILES, ignore_errors=True)
+    FILES.mkdir(parents=True)
+    print(f"  {'what':66s}{'figure':>10s}{'limit':>10s}", flush=True)
+    from_transformers()
+    to_transformers()
+    loss_curve()
+    print(f"\n{ARGS.out / 'loss_curves.png'} shows the curves; past their limits: {'; '.join(BROKEN) or 'none'}")
+    sys.exit(bool(BROKEN))
 
 
 main()

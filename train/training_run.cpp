@@ -61,7 +61,10 @@ struct TrainingRun::Buffers {
 };
 
 TrainingRun::TrainingRun(const Options& options) : options_(options), start_(std::chrono::steady_clock::now()) {
-  make_device(options_, true);  // refuses one that is not here before anything is made
+  // What is plainly wrong is refused before anything is made.
+  make_device(options_, true);
+  check_usage(fs::is_directory(options_.data), "data ", options_.data,
+              " is not a directory; give one that onescale prepare has written");
   open_directory();
   if (finished()) return;
   open_data();

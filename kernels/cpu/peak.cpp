@@ -50,7 +50,7 @@ double measure_flops(int threads) {
 #pragma omp parallel num_threads(threads) reduction(+ : keep)
     {
       cpu::f16x a[chains];
-      for (int c = 0; c < chains; ++c) a[c] = cpu::splat(static_cast<float>(c));
+      for (int c = 0; c < chains; ++c) a[c] = cpu::splat(static_cast<float>(c + 2));  // 1 would stay 1 and be removed
       const cpu::f16x scale = cpu::splat(0.999f), add = cpu::splat(0.001f);
       for (std::int64_t i = 0; i < rounds; ++i) {
         for (int c = 0; c < chains; ++c) a[c] = a[c] * scale + add;

@@ -3,73 +3,40 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 #include <utility>
 
-#include "kernels/cpu/vec.h"
+#include "kernels/cpu/panels.h"
 
 namespace onescale::cpu {
 namespace {
 
 using std::int64_t;
 
-// A tile is tile_rows x 2 vectors: as many sums as there are registers, less two for b and one for a.
-#ifdef __AVX512F__
-constexpr int64_t width = 16, tile_rows = 14;
-#else
-constexpr int64_t width = 8, tile_rows = 6;
-#endif
-constexpr int64_t tile_columns = 2 * width;
-typedef float vec __attribute__((vector_size(width * 4)));
-typedef std::int32_t ivec __attribute__((vector_size(width * 4)));
-typedef std::uint32_t uvec __attribute__((vector_size(width * 4)));
-typedef std::uint16_t hvec __attribute__((vector_size(width * 2)));
-
 constexpr int64_t max_depth = 768;   // k in one pass: a panel of b and one of a then stay in the second cache
 constexpr int64_t group_lanes = 64;  // rows or columns that a thread packs at a time
-constexpr int64_t ahead = 32;        // rows of k that are fetched before they are packed
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-inline vec get(const float* p) {
-  vec v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-inline vec get(const bf16* p) {
-  hvec h;
-  std::memcpy(&h, p, sizeof h);
-  return std::bit_cast<vec>(__builtin_convertvector(h, uvec) << 16);
-}
-inline void set(float* p, vec v) {
-  std::memcpy(p, &v, sizeof v);
-}
+// What a tile does beside its sums, whose arithmetic hides it: it packs the operand that it is the first to read, or
+// fetches lines of memory that will be packed soon.
+enum class Also : int { nothing, packs_a, packs_b, fetches };
 
-// How rows or columns are cut into panels. Rows are cut evenly (256 rows: 13 or 14 a panel, no small one at the end),
-// columns at multiples of the panel. In a packed panel the lanes of one k lie together, `lanes` apart.
-struct Panels {
-  int64_t total, lanes, count, size, extra;
-  static Panels rows(int64_t M) {
-    const int64_t count = ceil_div(M, tile_rows);
-    return {M, width, count, M / count, M % count};
-  }
-  static Panels columns(int64_t N) { return {N, tile_columns, ceil_div(N, tile_columns), tile_columns, 0}; }
-  int64_t begin(int64_t p) const { return std::min(total, p * size + std::min(p, extra)); }
+// Line (k % 16, k / 16) lies at from + k % 16 * row + k / 16 * line bytes.
+struct Fetch {
+  const char* from;
+  int64_t row, line;
 };
 
-// Where the packing of an operand is done: before, or by the tile that reads it first, which hides it.
-enum class Packs : int { none, a, b };
-
-// c [rows, 2 vectors] = sum over k of a panel of a times a panel of b, plus add (null: nothing; a bias has stride 0).
-// With `packs`, a or b is read where it lies, `stride` apart, and its panel is written to `panel`.
-template <int rows, Packs packs>
+// c [rows, 2 vectors] = sum over k of a panel of a times a panel of b, plus add (null: nothing; a bias has stride 0). A
+// tile that packs reads a or b where it lies, `stride` apart, and writes `panel`.
+template <int rows, Also also>
 void tile(int64_t K, const float* a, const float* b, float* c, int64_t c_row, const float* add, int64_t add_row,
-          float* panel, int64_t stride) {
+          [[maybe_unused]] float* panel, int64_t stride, [[maybe_unused]] const Fetch& fetch) {
   vec sum[rows][2] = {};
-  const int64_t a_step = packs == Packs::a ? stride : width, b_step = packs == Packs::b ? stride : tile_columns;
+  const int64_t a_step = also == Also::packs_a ? stride : width, b_step = also == Also::packs_b ? stride : tile_columns;
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
     __builtin_prefetch(c + r * c_row, 1);
@@ -78,17 +45,19 @@ void tile(int64_t K, const float* a, const float* b, float* c, int64_t c_row, co
 #pragma GCC unroll 1
   for (int64_t k = 0; k < K; ++k, a += a_step, b += b_step) {
     const vec b0 = get(b), b1 = get(b + width);
-    if constexpr (packs == Packs::a) {
+    if constexpr (also == Also::packs_a) {
       set(panel, get(a));
       panel += width;
       __builtin_prefetch(a + ahead * stride);
       __builtin_prefetch(a + ahead * stride + width - 1);
-    } else if constexpr (packs == Packs::b) {
+    } else if constexpr (also == Also::packs_b) {
       set(panel, b0);
       set(panel + width, b1);
       panel += tile_columns;
       __builtin_prefetch(b + ahead * stride);
       __builtin_prefetch(b + ahead * stride + tile_columns - 1);
+    } else if constexpr (also == Also::fetches) {
+      __builtin_prefetch(fetch.from + k % 16 * fetch.row + k / 16 * fetch.line, 0, 2);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
@@ -111,105 +80,25 @@ void tile(int64_t K, const float* a, const float* b, float* c, int64_t c_row, co
   }
 }
 
-using Tile = void (*)(int64_t, const float*, const float*, float*, int64_t, const float*, int64_t, float*, int64_t);
+using Tile = void (*)(int64_t, const float*, const float*, float*, int64_t, const float*, int64_t, float*, int64_t,
+                      const Fetch&);
 
-template <Packs packs, int... i>
+template <Also also, int... i>
 Tile tile_of(int64_t rows, std::integer_sequence<int, i...>) {
-  static constexpr Tile tiles[] = {tile<i + 1, packs>...};
+  static constexpr Tile tiles[] = {tile<i + 1, also>...};
   return tiles[rows - 1];
 }
-Tile tile_of(int64_t rows, Packs packs) {
+Tile tile_of(int64_t rows, Also also) {
   constexpr std::make_integer_sequence<int, tile_rows> all;
-  return packs == Packs::none ? tile_of<Packs::none>(rows, all)
-         : packs == Packs::a  ? tile_of<Packs::a>(rows, all)
-                              : tile_of<Packs::b>(rows, all);
-}
-
-// v[i] lane j becomes v[j] lane i: first 4 x 4 blocks inside quarters of a register, then the quarters.
-inline void transpose(vec (&v)[width]) {
-  ivec single_low, single_high, pair_low, pair_high, quarter_low, quarter_high;
-  for (int l = 0; l < width; ++l) {
-    const int q = l / 4 * 4, e = l % 4, n = static_cast<int>(width);
-    single_low[l] = q + e / 2 + e % 2 * n;
-    pair_low[l] = q + e % 2 + e / 2 * n;
-    quarter_low[l] = l % (n / 2) / 4 * 8 + e + l / (n / 2) * n;
-  }
-  single_high = single_low + 2, pair_high = pair_low + 2, quarter_high = quarter_low + 4;
-  vec t[width];
-#pragma GCC unroll 16
-  for (int i = 0; i < width; i += 2) {
-    t[i] = __builtin_shuffle(v[i], v[i + 1], single_low);
-    t[i + 1] = __builtin_shuffle(v[i], v[i + 1], single_high);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < width; i += 4) {
-    for (int j = 0; j < 2; ++j) {
-      v[i + 2 * j] = __builtin_shuffle(t[i + j], t[i + j + 2], pair_low);
-      v[i + 2 * j + 1] = __builtin_shuffle(t[i + j], t[i + j + 2], pair_high);
-    }
-  }
-  // Now quarter L of v[4g + j] is column 4L + j of the rows 4g .. 4g + 3.
-#pragma GCC unroll 16
-  for (int j = 0; j < 4; ++j) {
-    if constexpr (width == 16) {
-      const vec a0 = __builtin_shuffle(v[j], v[4 + j], quarter_low),
-                a1 = __builtin_shuffle(v[j], v[4 + j], quarter_high);
-      const vec b0 = __builtin_shuffle(v[8 + j], v[12 + j], quarter_low),
-                b1 = __builtin_shuffle(v[8 + j], v[12 + j], quarter_high);
-      v[j] = __builtin_shuffle(a0, b0, quarter_low);
-      v[8 + j] = __builtin_shuffle(a0, b0, quarter_high);
-      v[4 + j] = __builtin_shuffle(a1, b1, quarter_low);
-      v[12 + j] = __builtin_shuffle(a1, b1, quarter_high);
-    } else {
-      const vec a = v[j], b = v[4 + j];
-      v[j] = __builtin_shuffle(a, b, quarter_low);
-      v[4 + j] = __builtin_shuffle(a, b, quarter_high);
-    }
-  }
-}
-
-// Packs the panels [first, last) over K, one after the other into `out`. Lanes of no row of the panel hold any finite
-// or other value: they reach nothing that is kept.
-template <class T>
-void pack(float* out, const Panels& panels, int64_t first, int64_t last, const T* data, int64_t row, int64_t step,
-          int64_t K) {
-  const int64_t lanes_ = panels.lanes;
-  if (row == 1) {
-    for (int64_t k = 0; k < K; ++k) {
-      for (int64_t p = first; p < last; ++p) {
-        const int64_t i = panels.begin(p), readable = panels.total - i;
-        const T* from = data + i + k * step;
-        float* to = out + ((p - first) * K + k) * lanes_;
-        for (int64_t v = 0; v < lanes_; v += width) {
-          __builtin_prefetch(from + v + ahead * step);
-          if (v + width <= readable) {
-            set(to + v, get(from + v));
-          } else {
-            for (int64_t l = v; l < v + width; ++l) to[l] = l < readable ? to_float(from[l]) : 0;
-          }
-        }
-      }
-    }
-    return;
-  }
-  for (int64_t p = first; p < last; ++p) {
-    for (int64_t v = 0; v < lanes_; v += width) {
-      const T* from[width];
-      for (int64_t l = 0; l < width; ++l) from[l] = data + std::min(panels.begin(p) + v + l, panels.total - 1) * row;
-      float* to = out + (p - first) * K * lanes_ + v;
-      int64_t k = 0;
-      for (; k + width <= K; k += width) {
-        vec block[width];
-#pragma GCC unroll 16
-        for (int l = 0; l < width; ++l) block[l] = get(from[l] + k);
-        transpose(block);
-#pragma GCC unroll 16
-        for (int l = 0; l < width; ++l) set(to + (k + l) * lanes_, block[l]);
-      }
-      for (; k < K; ++k) {
-        for (int64_t l = 0; l < width; ++l) to[k * lanes_ + l] = to_float(from[l][k]);
-      }
-    }
+  switch (also) {
+    case Also::nothing:
+      return tile_of<Also::nothing>(rows, all);
+    case Also::packs_a:
+      return tile_of<Also::packs_a>(rows, all);
+    case Also::packs_b:
+      return tile_of<Also::packs_b>(rows, all);
+    default:
+      return tile_of<Also::fetches>(rows, all);
   }
 }
 
@@ -290,16 +179,26 @@ class Running {
                         end = shared.count * (cut + 1) / blocks_.cuts;
           const bool by_tile = packed_by_tile(last - 1);
           if (!by_tile) pack(mine, own, first, last, own_data, from_own.row, from_own.step, depth);
+          // What this thread packs next: when groups are taken in turn, the one that comes after those of the other
+          // threads.
+          const int64_t next = first + product_.threads * blocks_.group;
+          int64_t left = (end - begin) * (last - first);  // tiles
           for (int64_t s = begin; s < end; ++s) {
             for (int64_t p = first; p < last; ++p) {
-              Step step{k0,           depth, nullptr, nullptr, Packs::none, mine + (p - first) * own.lanes * depth,
-                        from_own.step};
+              --left;
+              Step step{
+                  k0, depth, nullptr, nullptr, Also::nothing, mine + (p - first) * own.lanes * depth, from_own.step,
+                  {}};
               const float* read = step.panel;
               if constexpr (std::is_same_v<T, float>) {
                 if (by_tile && s == begin) {
-                  step.packs = a_shared ? Packs::b : Packs::a;
+                  step.also = a_shared ? Also::packs_b : Also::packs_a;
                   read = own_data + own.begin(p);
                 }
+              }
+              if (step.also == Also::nothing && left < group_lanes / 16 && next < own.count) {
+                step.also = Also::fetches;
+                step.fetch = quarter(own_data, from_own, own.begin(next), left);
               }
               const float* other = shared_panels_ + s * shared.lanes * depth;
               step.a = a_shared ? other : read;
@@ -316,10 +215,20 @@ class Running {
   struct Step {
     int64_t k, depth;
     const float *a, *b;
-    Packs packs;
+    Also also;
     float* panel;
     int64_t stride;
+    Fetch fetch;
   };
+
+  // The lines of a quarter of a group of 64 rows from row i on.
+  template <class T>
+  static Fetch quarter(const T* data, const Operand& from, int64_t i, int64_t which) {
+    constexpr int64_t size = sizeof(T), line = 64;
+    const char* p = reinterpret_cast<const char*>(data + i * from.row);
+    if (from.row == 1) return {p + which * line, from.step * size, 16 * from.step * size};
+    return {p + 16 * which * from.row * size, from.row * size, line};
+  }
 
   // The tile of row panel p and column panel q.
   void compute(int64_t p, int64_t q, const Step& s) const {
@@ -330,13 +239,13 @@ class Running {
     float* out = result_ + i * result_row_ + j;
     const float* add = adds_result ? out : bias_ == nullptr ? nullptr : bias_ + j;
     const int64_t add_row = adds_result ? result_row_ : 0;
-    const Tile tile = tile_of(height, s.packs);
+    const Tile tile = tile_of(height, s.also);
     if (columns == tile_columns && !rounded) {
-      tile(s.depth, s.a, s.b, out, result_row_, add, add_row, s.panel, s.stride);
+      tile(s.depth, s.a, s.b, out, result_row_, add, add_row, s.panel, s.stride, s.fetch);
       return;
     }
     float sums[tile_rows * tile_columns];
-    tile(s.depth, s.a, s.b, sums, tile_columns, nullptr, 0, s.panel, s.stride);
+    tile(s.depth, s.a, s.b, sums, tile_columns, nullptr, 0, s.panel, s.stride, s.fetch);
     for (int64_t r = 0; r < height; ++r) {
       for (int64_t l = 0; l < columns; ++l) {
         const float x = sums[r * tile_columns + l] + (add == nullptr ? 0.0f : add[r * add_row + l]);

@@ -20,9 +20,9 @@ using namespace onescale;
 using Sizes = std::map<std::string, std::int64_t>;
 
 Sizes parse_sizes(int argc, char** argv) {
-  Sizes sizes = {{"vocab_size", 50304}, {"n_layer", 12}, {"n_head", 12},     {"n_embd", 768}, {"multi_query", 1},
-                 {"seq_len", 256},      {"rows", 4},     {"micro_batch", 0}, {"steps", 5},    {"warmup", 2},
-                 {"threads", 0},        {"profile", 0},  {"bfloat16", 0},    {"recompute", 0}};
+  Sizes sizes = {{"vocab_size", 50304}, {"n_layer", 12}, {"n_head", 12},     {"n_embd", 768},  {"multi_query", 1},
+                 {"seq_len", 256},      {"rows", 4},     {"micro_batch", 0}, {"steps", 5},     {"warmup", 2},
+                 {"threads", 0},        {"profile", 0},  {"bfloat16", 0},    {"recompute", 0}, {"ignored", 0}};
   for (int i = 1; i < argc; i += 2) {
     const std::string name = std::string(argv[i]).substr(std::min<std::size_t>(2, std::string(argv[i]).size()));
     check_usage(sizes.contains(name) && i + 1 < argc, argv[i], " is no argument of step_bench, or has no value");
@@ -97,6 +97,10 @@ int run(int argc, char** argv) {
     ids[i] = next();
     if (i > 0) labels[i - 1] = ids[i];
     if ((i + 1) % static_cast<std::size_t>(T) == 0) labels[i] = next();
+  }
+  // A prompt of `ignored` percent of each row.
+  for (std::int64_t i = 0; i < rows * T; ++i) {
+    if (i % T < sizes["ignored"] * T / 100) labels[static_cast<std::size_t>(i)] = -100;
   }
 
   double best = 1e9, first = 0, last = 0;

@@ -1,0 +1,148 @@
+// Packed operands of a product: vectors as wide as a register, a transposition, and the panels.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/vec.h"
+
+namespace onescale::cpu {
+
+// A tile of the result is tile_rows x 2 vectors: as many sums as there are registers, less two for b and one for a.
+#ifdef __AVX512F__
+inline constexpr std::int64_t width = 16, tile_rows = 14;
+#else
+inline constexpr std::int64_t width = 8, tile_rows = 6;
+#endif
+inline constexpr std::int64_t tile_columns = 2 * width;
+typedef float vec __attribute__((vector_size(width * 4)));
+typedef std::int32_t ivec __attribute__((vector_size(width * 4)));
+typedef std::uint32_t uvec __attribute__((vector_size(width * 4)));
+typedef std::uint16_t hvec __attribute__((vector_size(width * 2)));
+
+inline vec get(const float* p) {
+  vec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+inline vec get(const bf16* p) {
+  hvec h;
+  std::memcpy(&h, p, sizeof h);
+  return std::bit_cast<vec>(__builtin_convertvector(h, uvec) << 16);
+}
+inline void set(float* p, vec v) {
+  std::memcpy(p, &v, sizeof v);
+}
+
+// v[i] lane j becomes v[j] lane i: first 4 x 4 blocks inside quarters of a register, then the quarters.
+inline void transpose(vec (&v)[width]) {
+  constexpr int n = width;
+  ivec single, pair,
+      quarter;  // the lower half of two vectors' elements, pairs or quarters, alternating or one after the other
+  for (int l = 0; l < n; ++l) {
+    single[l] = l / 4 * 4 + l % 4 / 2 + l % 2 * n;
+    pair[l] = l / 4 * 4 + l % 2 + l % 4 / 2 * n;
+    quarter[l] = l % (n / 2) / 4 * 8 + l % 4 + l / (n / 2) * n;
+  }
+  vec t[n];
+#pragma GCC unroll 16
+  for (int i = 0; i < n; i += 2) {
+    t[i] = __builtin_shuffle(v[i], v[i + 1], single);
+    t[i + 1] = __builtin_shuffle(v[i], v[i + 1], single + 2);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < n; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      v[i + 2 * j] = __builtin_shuffle(t[i + j], t[i + j + 2], pair);
+      v[i + 2 * j + 1] = __builtin_shuffle(t[i + j], t[i + j + 2], pair + 2);
+    }
+  }
+  // Now quarter L of v[4g + j] is column 4L + j of the rows 4g .. 4g + 3.
+#pragma GCC unroll 16
+  for (int j = 0; j < 4; ++j) {
+    if constexpr (n == 16) {
+      const vec a0 = __builtin_shuffle(v[j], v[4 + j], quarter), a1 = __builtin_shuffle(v[j], v[4 + j], quarter + 4);
+      const vec b0 = __builtin_shuffle(v[8 + j], v[12 + j], quarter);
+      const vec b1 = __builtin_shuffle(v[8 + j], v[12 + j], quarter + 4);
+      v[j] = __builtin_shuffle(a0, b0, quarter);
+      v[8 + j] = __builtin_shuffle(a0, b0, quarter + 4);
+      v[4 + j] = __builtin_shuffle(a1, b1, quarter);
+      v[12 + j] = __builtin_shuffle(a1, b1, quarter + 4);
+    } else {
+      const vec a = v[j], b = v[4 + j];
+      v[j] = __builtin_shuffle(a, b, quarter);
+      v[4 + j] = __builtin_shuffle(a, b, quarter + 4);
+    }
+  }
+}
+
+// How rows or columns are cut into panels. Rows are cut evenly (256 rows: 13 or 14 a panel, no small one at the end),
+// columns at multiples of a tile. In a packed panel the lanes of one k lie together.
+struct Panels {
+  std::int64_t total, lanes, count, size, extra;
+  static Panels rows(std::int64_t M) {
+    const std::int64_t count = (M + tile_rows - 1) / tile_rows;
+    return {M, width, count, M / count, M % count};
+  }
+  static Panels columns(std::int64_t N) {
+    return {N, tile_columns, (N + tile_columns - 1) / tile_columns, tile_columns, 0};
+  }
+  std::int64_t begin(std::int64_t p) const { return std::min(total, p * size + std::min(p, extra)); }
+};
+
+inline constexpr std::int64_t ahead = 32;  // rows of k between the one that is packed and the one that is fetched
+
+// Packs the panels [first, last) over K, one after the other into `out`. Element (i, k) is data[i * row + k * step],
+// and one of the two strides is 1. Lanes that are no row of the panel may hold anything: they reach nothing that is
+// kept.
+template <class T>
+void pack(float* out, const Panels& panels, std::int64_t first, std::int64_t last, const T* data, std::int64_t row,
+          std::int64_t step, std::int64_t K) {
+  const std::int64_t lanes_ = panels.lanes;
+  if (row == 1) {
+    constexpr std::int64_t rows = 16;  // of k at a time: neighbouring panels share cache lines
+    for (std::int64_t k0 = 0; k0 < K; k0 += rows) {
+      for (std::int64_t p = first; p < last; ++p) {
+        for (std::int64_t v = 0; v < lanes_; v += width) {
+          const T* from = data + panels.begin(p) + v;
+          float* to = out + (p - first) * K * lanes_ + v;
+          const std::int64_t k1 = std::min(K, k0 + rows), readable = panels.total - panels.begin(p) - v;
+          for (std::int64_t k = k0; k < k1; ++k) {
+            if (readable >= width) {
+              __builtin_prefetch(from + (k + ahead) * step);
+              set(to + k * lanes_, get(from + k * step));
+            } else {
+              for (std::int64_t l = 0; l < width; ++l)
+                to[k * lanes_ + l] = l < readable ? to_float(from[k * step + l]) : 0;
+            }
+          }
+        }
+      }
+    }
+    return;
+  }
+  for (std::int64_t p = first; p < last; ++p) {
+    for (std::int64_t v = 0; v < lanes_; v += width) {
+      const T* from[width];
+      for (std::int64_t l = 0; l < width; ++l)
+        from[l] = data + std::min(panels.begin(p) + v + l, panels.total - 1) * row;
+      float* to = out + (p - first) * K * lanes_ + v;
+      std::int64_t k = 0;
+      for (; k + width <= K; k += width) {
+        vec block[width];
+#pragma GCC unroll 16
+        for (int l = 0; l < width; ++l) block[l] = get(from[l] + k);
+        transpose(block);
+#pragma GCC unroll 16
+        for (int l = 0; l < width; ++l) set(to + (k + l) * lanes_, block[l]);
+      }
+      for (; k < K; ++k) {
+        for (std::int64_t l = 0; l < width; ++l) to[k * lanes_ + l] = to_float(from[l][k]);
+      }
+    }
+  }
+}
+
+}  // namespace onescale::cpu
