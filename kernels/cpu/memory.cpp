@@ -1,5 +1,6 @@
 // Memory, scratch and the record of work.
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -24,12 +25,14 @@ struct CpuDevice::Blocks {
     for (void* p : pointers) std::free(p);
   }
   char* take(std::int64_t bytes) {
-    constexpr std::size_t alignment = 64;
-    const std::size_t size =
-        (static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)) + alignment - 1) / alignment * alignment;
-    void* p = std::aligned_alloc(alignment, size);
-    check(p != nullptr, "no memory for ", bytes,
+    // Large blocks ask for pages of 2 MiB: a product walks over so many pages of 4 KiB that finding them takes time.
+    // The pages at the end that would not be full stay small, so that nothing is taken that is not used.
+    constexpr std::size_t page = std::size_t{1} << 21;
+    const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+    void* p = nullptr;
+    check(posix_memalign(&p, size >= page ? page : 64, size) == 0, "no memory for ", bytes,
           " bytes; a smaller micro_batch, seq_len or recompute = block needs less");
+    if (size >= page) madvise(p, size / page * page, MADV_HUGEPAGE);
     pointers.push_back(p);
     return static_cast<char*>(p);
   }

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cpu/vec.h"
 
@@ -36,44 +37,59 @@ inline void set(float* p, vec v) {
   std::memcpy(p, &v, sizeof v);
 }
 
+// Lane l of the result is lane index(l) + shift of a and b, put one after the other.
+template <int index(int), int shift, int... l>
+inline vec shuffle(vec a, vec b, std::integer_sequence<int, l...> /*lanes*/) {
+  return __builtin_shufflevector(a, b, (index(l) + shift)...);
+}
+template <int index(int), int shift>
+inline vec shuffle(vec a, vec b) {
+  return shuffle<index, shift>(a, b, std::make_integer_sequence<int, width>());
+}
+// Elements, or pairs of them, of the two vectors alternately, within quarters of a register; even quarters of one and
+// of the other.
+constexpr int singles(int l) {
+  return l / 4 * 4 + l % 4 / 2 + l % 2 * static_cast<int>(width);
+}
+constexpr int pairs(int l) {
+  return l / 4 * 4 + l % 2 + l % 4 / 2 * static_cast<int>(width);
+}
+constexpr int quarters(int l) {
+  constexpr int n = width;
+  return l % (n / 2) / 4 * 8 + l % 4 + l / (n / 2) * n;
+}
+
 // v[i] lane j becomes v[j] lane i: first 4 x 4 blocks inside quarters of a register, then the quarters.
 inline void transpose(vec (&v)[width]) {
   constexpr int n = width;
-  ivec single, pair,
-      quarter;  // the lower half of two vectors' elements, pairs or quarters, alternating or one after the other
-  for (int l = 0; l < n; ++l) {
-    single[l] = l / 4 * 4 + l % 4 / 2 + l % 2 * n;
-    pair[l] = l / 4 * 4 + l % 2 + l % 4 / 2 * n;
-    quarter[l] = l % (n / 2) / 4 * 8 + l % 4 + l / (n / 2) * n;
-  }
   vec t[n];
 #pragma GCC unroll 16
   for (int i = 0; i < n; i += 2) {
-    t[i] = __builtin_shuffle(v[i], v[i + 1], single);
-    t[i + 1] = __builtin_shuffle(v[i], v[i + 1], single + 2);
+    t[i] = shuffle<singles, 0>(v[i], v[i + 1]);
+    t[i + 1] = shuffle<singles, 2>(v[i], v[i + 1]);
   }
 #pragma GCC unroll 16
   for (int i = 0; i < n; i += 4) {
     for (int j = 0; j < 2; ++j) {
-      v[i + 2 * j] = __builtin_shuffle(t[i + j], t[i + j + 2], pair);
-      v[i + 2 * j + 1] = __builtin_shuffle(t[i + j], t[i + j + 2], pair + 2);
+      v[i + 2 * j] = shuffle<pairs, 0>(t[i + j], t[i + j + 2]);
+      v[i + 2 * j + 1] = shuffle<pairs, 2>(t[i + j], t[i + j + 2]);
     }
   }
   // Now quarter L of v[4g + j] is column 4L + j of the rows 4g .. 4g + 3.
 #pragma GCC unroll 16
   for (int j = 0; j < 4; ++j) {
     if constexpr (n == 16) {
-      const vec a0 = __builtin_shuffle(v[j], v[4 + j], quarter), a1 = __builtin_shuffle(v[j], v[4 + j], quarter + 4);
-      const vec b0 = __builtin_shuffle(v[8 + j], v[12 + j], quarter);
-      const vec b1 = __builtin_shuffle(v[8 + j], v[12 + j], quarter + 4);
-      v[j] = __builtin_shuffle(a0, b0, quarter);
-      v[8 + j] = __builtin_shuffle(a0, b0, quarter + 4);
-      v[4 + j] = __builtin_shuffle(a1, b1, quarter);
-      v[12 + j] = __builtin_shuffle(a1, b1, quarter + 4);
+      const vec a0 = shuffle<quarters, 0>(v[j], v[4 + j]), a1 = shuffle<quarters, 4>(v[j], v[4 + j]);
+      const vec b0 = shuffle<quarters, 0>(v[8 + j], v[12 + j]);
+      const vec b1 = shuffle<quarters, 4>(v[8 + j], v[12 + j]);
+      v[j] = shuffle<quarters, 0>(a0, b0);
+      v[8 + j] = shuffle<quarters, 4>(a0, b0);
+      v[4 + j] = shuffle<quarters, 0>(a1, b1);
+      v[12 + j] = shuffle<quarters, 4>(a1, b1);
     } else {
       const vec a = v[j], b = v[4 + j];
-      v[j] = __builtin_shuffle(a, b, quarter);
-      v[4 + j] = __builtin_shuffle(a, b, quarter + 4);
+      v[j] = shuffle<quarters, 0>(a, b);
+      v[4 + j] = shuffle<quarters, 4>(a, b);
     }
   }
 }

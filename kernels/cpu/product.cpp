@@ -166,13 +166,16 @@ class Running {
         const int64_t depth = std::min(blocks_.depth, product_.K - k0);
         const T* shared_data = static_cast<const T*>(from_shared.data) + k0 * from_shared.step;
         const T* own_data = static_cast<const T*>(from_own.data) + k0 * from_own.step;
+        if (k0 > 0) {
+#pragma omp barrier  // the shared panels of the pass before are still read
+        }
         constexpr int64_t together = 4;
 #pragma omp for schedule(dynamic)
         for (int64_t p = 0; p < shared.count; p += together) {
           pack(shared_panels_ + p * shared.lanes * depth, shared, p, std::min(p + together, shared.count), shared_data,
                from_shared.row, from_shared.step, depth);
         }
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
         for (int64_t item = 0; item < blocks_.groups * blocks_.cuts; ++item) {
           const int64_t first = item / blocks_.cuts * blocks_.group, last = std::min(first + blocks_.group, own.count);
           const int64_t cut = item % blocks_.cuts, begin = shared.count * cut / blocks_.cuts,

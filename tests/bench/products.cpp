@@ -29,7 +29,7 @@ struct Layer {
 
 std::vector<Layer> layers() {
   std::vector<Layer> all;
-  const auto model = [&](const char* name, std::vector<int64_t> tokens, int64_t C, int64_t qkv, int64_t V,
+  const auto model = [&](const char* name, const std::vector<int64_t>& tokens, int64_t C, int64_t qkv, int64_t V,
                          int64_t chunk) {
     for (const int64_t n : tokens) {
       all.insert(
