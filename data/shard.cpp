@@ -245,7 +245,7 @@ void Shard::read(std::int64_t first, std::int64_t count, std::int32_t* ids) cons
 void Shard::read_mask(std::int64_t first, std::int64_t count, std::uint8_t* no_target) const {
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t bit = first + i;
-    no_target[i] = mask_ == nullptr ? 0 : static_cast<std::uint8_t>(mask_[bit / 8] >> bit % 8 & 1);
+    no_target[i] = static_cast<std::uint8_t>(mask_ == nullptr ? 0 : mask_[bit / 8] >> bit % 8 & 1);
   }
 }
 

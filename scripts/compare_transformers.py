@@ -190,7 +190,7 @@ def to_transformers():
     rows = Rows(ARGS.data, min(256, model.config.n_positions), seed=7)
     if rows.vocab_size > model.config.vocab_size:
         fail(f"{ARGS.data} has more ids than {checkpoint}; give the --data that the --run was trained on")
-    ids, labels = rows.batch(0, 4)
+    ids, labels = rows.batch(0, 2)
     compare("2.1 onescale -> transformers, checkpoint", checkpoint, ids, labels)
     onescale("export", model=run, out=FILES / "bfloat16", dtype="bfloat16")
     compare("2.2 onescale -> transformers, bfloat16 export", FILES / "bfloat16", ids, labels)

@@ -25,7 +25,7 @@ library=$(/usr/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("stdli
 show $onescale prepare --config $config --input "$library"
 
 step 'train'
-left=$(awk -v limit=$limit_minutes -v used=$SECONDS 'BEGIN { m = limit - 0.5 - used / 60; print m > 1 ? m : 1 }')
+left=$(awk -v limit=$limit_minutes -v used=$SECONDS 'BEGIN { m = limit - 0.5 - used / 60; print (m > 1 ? m : 1) }')
 code=0
 show $onescale train --config $config --max_minutes "$left" || code=$?
 [[ $code -eq 0 || $code -eq 75 ]] || exit $code

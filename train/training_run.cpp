@@ -337,8 +337,8 @@ bool TrainingRun::save() {
 
 void TrainingRun::evaluate() {
   const auto stop = [&] { return signals_.received() != 0 || time_is_up(); };
-  const EvalResult result = buffers_->evaluator.run(*val_, tokenizer_ ? &*tokenizer_ : nullptr,
-                                                    options_.eval_rows, stop);
+  const EvalResult result =
+      buffers_->evaluator.run(*val_, tokenizer_ ? &*tokenizer_ : nullptr, options_.eval_rows, stop);
   if (stop()) return;
   Json line = event("eval");
   line.set("loss", result.loss());
