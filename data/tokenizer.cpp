@@ -113,7 +113,8 @@ class Lines : public sentencepiece::SentenceIterator {
 void WordCounts::add(std::string_view text) {
   bytes_ += static_cast<std::int64_t>(text.size());
   for (std::size_t i = 0; i < text.size();) {
-    const std::size_t end = std::min(word_end(text, i), i + max_word_bytes);
+    // One byte beyond the longest word decides where it ends; a long run is not looked at whole for each of its words.
+    const std::size_t end = i + std::min(word_end(text.substr(i, max_word_bytes + 1), 0), max_word_bytes);
     const std::string_view word = text.substr(i, end - i);
     const auto found = counts_.find(word);
     if (found != counts_.end()) {

@@ -88,7 +88,6 @@ Json state_json(const TrainerState& s) {
   json.set("bad_steps", s.bad_steps);
   json.set("skipped_steps", s.skipped_steps);
   json.set("clipped_steps", s.clipped_steps);
-  if (std::isfinite(s.best_eval_loss)) json.set("best_eval_loss", s.best_eval_loss);
   json.set("seconds", s.seconds);
   json.set("seed", std::to_string(s.seed));  // 64 bits unsigned
   for (const auto& [name, value] : s.options) options.set(name, value);
@@ -105,7 +104,6 @@ TrainerState read_state(const Json& json) {
   s.bad_steps = json.at("bad_steps").integer();
   s.skipped_steps = json.at("skipped_steps").integer();
   s.clipped_steps = json.at("clipped_steps").integer();
-  if (json.has("best_eval_loss")) s.best_eval_loss = json.at("best_eval_loss").number();
   s.seconds = json.at("seconds").number();
   const std::string seed = json.at("seed").string();
   std::from_chars(seed.data(), seed.data() + seed.size(), s.seed);

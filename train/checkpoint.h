@@ -23,7 +23,6 @@ struct TrainerState {
   std::int64_t tokens_seen = 0;  // good tokens
   std::int64_t bad_steps = 0;    // non-finite steps in a row, up to now
   std::int64_t skipped_steps = 0, clipped_steps = 0;
-  double best_eval_loss = std::numeric_limits<double>::infinity();
   double seconds = 0;  // of training so far
   std::uint64_t seed = 0;
   std::vector<std::pair<std::string, std::string>>

@@ -1,4 +1,6 @@
 // `onescale eval`: loss, perplexity and bits per byte of a model on prepared data.
+#include <cmath>
+
 #include "kernels/error.h"
 #include "train/commands.h"
 #include "train/evaluate.h"
@@ -30,6 +32,7 @@ int eval_command(const Options& options) {
       Evaluator(weights, model, B, T).run(batches, tokenizer ? &*tokenizer : nullptr, options.eval_rows, [] {
         return false;
       });
+  check(std::isfinite(result.loss_sum), source.dir(), ": the loss is ", result.loss(), "; its weights are damaged");
   std::printf("%s on %s: %s\n", source.dir().c_str(), dataset.describe().c_str(), result.text().c_str());
   return 0;
 }

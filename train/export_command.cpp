@@ -11,20 +11,29 @@ namespace onescale {
 int export_command(const Options& options) {
   namespace fs = std::filesystem;
   const ModelSource source(options.model);
-  check_usage(!fs::exists(options.out), "out ", options.out, " exists; give a directory that does not");
+  std::string out = options.out;
+  while (out.size() > 1 && out.back() == '/') out.pop_back();
+  check_usage(!fs::exists(out), "out ", out, " exists; give a directory that does not");
   // Written beside its place and renamed, so that a kill leaves no half-written model under the name asked for.
-  const std::string partial = options.out + ".partial";
-  fs::remove_all(partial);
-  fs::create_directories(partial);
-  write_model(
-      partial, source.config(), source.table(), [&](std::size_t i, float* out) { source.read(i, out); },
-      options.dtype == "bfloat16" ? FileType::BF16 : FileType::F32);
-  if (const auto tokenizer = source.tokenizer()) write_text(partial + "/tokenizer.model", tokenizer->model());
-  sync_directory(partial);
-  fs::rename(partial, options.out);
-  const fs::path parent = fs::absolute(options.out).parent_path();
+  const std::string partial = out + ".partial";
+  std::error_code error;
+  fs::remove_all(partial, error);
+  fs::create_directories(partial, error);
+  check(!error, "out ", out, " cannot be made: ", error.message(), "; give a place that can be written");
+  try {
+    write_model(
+        partial, source.config(), source.table(), [&](std::size_t i, float* out) { source.read(i, out); },
+        options.dtype == "bfloat16" ? FileType::BF16 : FileType::F32);
+    if (const auto tokenizer = source.tokenizer()) write_text(partial + "/tokenizer.model", tokenizer->model());
+    sync_directory(partial);
+  } catch (...) {
+    fs::remove_all(partial, error);
+    throw;
+  }
+  fs::rename(partial, out);
+  const fs::path parent = fs::absolute(out).parent_path();
   sync_directory(parent.string());
-  std::printf("%s -> %s (%s)\n", source.dir().c_str(), options.out.c_str(), options.dtype.c_str());
+  std::printf("%s -> %s (%s)\n", source.dir().c_str(), out.c_str(), options.dtype.c_str());
   return 0;
 }
 

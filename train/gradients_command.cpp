@@ -1,4 +1,6 @@
 // `onescale gradients`: loss, norm and every gradient of one batch, for comparison with another program.
+#include <filesystem>
+
 #include "kernels/error.h"
 #include "model/decoder.h"
 #include "train/commands.h"
@@ -26,6 +28,9 @@ int gradients_command(const Options& options) {
   const ModelSource source(options.model);
   ModelConfig config = source.config();
   config.embd_pdrop = config.resid_pdrop = config.attn_pdrop = 0;
+  std::error_code absent;
+  check_usage(!std::filesystem::equivalent(options.batch, options.out, absent), "out ", options.out,
+              " is the batch itself; give another file");
   const SafetensorsFile file(options.batch);
   const StoredTensor& ids_tensor = file.at("input_ids");
   const StoredTensor& labels_tensor = file.at("labels");

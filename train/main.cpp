@@ -19,7 +19,10 @@ int main(int argc, char** argv) {
       std::fputs(parsed.text.c_str(), parsed.exit_code == 0 ? stdout : stderr);
       return parsed.exit_code;
     }
-    return commands.at(parsed.options.command)(parsed.options);
+    const int code = commands.at(parsed.options.command)(parsed.options);
+    check(std::fflush(stdout) == 0 && std::ferror(stdout) == 0,
+          "standard output cannot be written; its reader is gone or the disk full");
+    return code;
   } catch (const UsageError& error) {
     std::fprintf(stderr, "onescale: %s\n", error.what());
     return 2;

@@ -8,7 +8,7 @@ namespace onescale {
 
 int plan_command(const Options& options) {
   const ModelConfig config =
-      options.model.empty() ? config_from_options(options, 0) : read_config(options.model + "/config.json");
+      options.model.empty() ? config_from_options(options, 0) : ModelSource(options.model).config();
   const std::int64_t T = options.seq_len ? options.seq_len : config.n_positions;
   const StepSettings settings = step_settings(options, T);
   const std::unique_ptr<Device> device = make_device(options, true);

@@ -1,5 +1,6 @@
 #include "train/session.h"
 
+#include <cstdio>
 #include <filesystem>
 #include <iomanip>
 #include <numeric>
@@ -69,6 +70,8 @@ ModelSource::ModelSource(const std::string& path) : dir_(path) {
   config_ = read_config((fs::path(dir_) / "config.json").string());
   table_ = gpt_bigcode_table(config_);
   reader_ = std::make_unique<ModelReader>(dir_, config_, table_);
+  for (const std::string& warning : reader_->warnings())
+    std::fprintf(stderr, "onescale: warning: %s\n", warning.c_str());
 }
 
 void ModelSource::read(std::size_t parameter, float* out) const {

@@ -26,12 +26,12 @@ StepSettings step_settings(const Options& options, std::int64_t seq_len);
 // whole checkpoint.
 class ModelSource {
  public:
+  // Prints a line on standard error for what is read in another way than its author may have meant.
   explicit ModelSource(const std::string& path);
   const std::string& dir() const { return dir_; }
   const ModelConfig& config() const { return config_; }
   const ParameterTable& table() const { return table_; }
   void read(std::size_t parameter, float* out) const;
-  const std::vector<std::string>& warnings() const { return reader_->warnings(); }
   // The tokenizer beside the weights; empty when there is none.
   std::optional<Tokenizer> tokenizer() const;
 

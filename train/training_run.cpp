@@ -20,6 +20,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// The double whose shortest text is that of the float: 0.1f is 0.1, not 0.10000000149.
+double shortest(float x) {
+  return std::stod(str(x));
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -65,11 +70,37 @@ TrainingRun::TrainingRun(const Options& options) : options_(options), start_(std
   make_device(options_, true);
   check_usage(fs::is_directory(options_.data), "data ", options_.data,
               " is not a directory; give one that onescale prepare has written");
+  const fs::path dir = options_.run_dir;
+  const bool existed = fs::exists(dir), was_run = fs::exists(dir / "config.toml");
+  try {
+    open();
+  } catch (...) {
+    // A refused run leaves a place as it found it.
+    const bool locked = lock_ != nullptr;
+    log_.reset();
+    lock_.reset();
+    std::error_code ignored;
+    if (!locked) throw;
+    if (!existed)
+      fs::remove_all(dir, ignored);
+    else if (!was_run && fs::is_directory(dir))
+      fs::remove(dir / ".lock", ignored), fs::remove(dir / "log.txt", ignored);
+    throw;
+  }
+}
+
+void TrainingRun::open() {
   open_directory();
-  if (finished()) return;
+  if (finished()) {
+    log_ = std::make_unique<Log>(options_.run_dir, isatty(STDOUT_FILENO) != 0, options_.log_every);
+    return;
+  }
   open_data();
+  log_ = std::make_unique<Log>(options_.run_dir, isatty(STDOUT_FILENO) != 0, options_.log_every);
+  for (const std::string& note : notes_) log_->line(note);
   allocate();
   restore();
+  write_text((fs::path(options_.run_dir) / "config.toml").string(), print_config(options_));
 }
 
 TrainingRun::~TrainingRun() = default;
@@ -87,20 +118,29 @@ void TrainingRun::open_directory() {
   lock_ = std::make_unique<Lock>(options_.run_dir);
 
   FoundCheckpoint found = find_checkpoint(options_.run_dir);
-  std::vector<std::string> notes = found.warnings;
+  notes_ = found.warnings;
+  Flat before;
   if (found.checkpoint) {
     checkpoint_.emplace(std::move(*found.checkpoint));
     state_ = checkpoint_->state();
-    for (const Change& change : changed(state_.options, flat(options_))) {
-      check_usage(!change.fixed, "run_dir ", options_.run_dir, " holds a run with ", change.name, " = ", change.before,
-                  ", not ", change.after, "; give that value or another run_dir");
-      notes.push_back(
-          str("changed since the checkpoint: ", change.name, " was ", change.before, ", is ", change.after));
-    }
+    before = state_.options;
+    keep_dropout(checkpoint_->config());
+  } else if (const std::string file = (dir / "config.toml").string(); fs::exists(file)) {
+    const char* command[] = {"onescale", "train", "--config", file.c_str()};
+    before = flat(parse(4, command).options);
   }
-  log_ = std::make_unique<Log>(options_.run_dir, isatty(STDOUT_FILENO) != 0, options_.log_every);
-  for (const std::string& note : notes) log_->line(note);
-  write_text((dir / "config.toml").string(), print_config(options_));
+  for (const Change& change : changed(before, flat(options_))) {
+    check_usage(!change.fixed, "run_dir ", options_.run_dir, " holds a run with ", change.name, " = ", change.before,
+                ", not ", change.after, "; give that value or another run_dir");
+    notes_.push_back(str("changed since the checkpoint: ", change.name, " was ", change.before, ", is ", change.after));
+  }
+}
+
+// Dropout that no option sets is that of the model which the run goes on with.
+void TrainingRun::keep_dropout(const ModelConfig& config) {
+  if (!options_.has("embd_pdrop")) options_.embd_pdrop = shortest(config.embd_pdrop);
+  if (!options_.has("resid_pdrop")) options_.resid_pdrop = shortest(config.resid_pdrop);
+  if (!options_.has("attn_pdrop")) options_.attn_pdrop = shortest(config.attn_pdrop);
 }
 
 void TrainingRun::open_data() {
@@ -113,15 +153,16 @@ void TrainingRun::open_data() {
   } else if (!options_.model.empty()) {
     source_.emplace(options_.model);
     config_ = source_->config();
-    if (options_.has("embd_pdrop")) config_.embd_pdrop = static_cast<float>(options_.embd_pdrop);
-    if (options_.has("resid_pdrop")) config_.resid_pdrop = static_cast<float>(options_.resid_pdrop);
-    if (options_.has("attn_pdrop")) config_.attn_pdrop = static_cast<float>(options_.attn_pdrop);
+    keep_dropout(config_);
   } else {
     check_usage(options_.vocab_size > 0 || tokenizer_size > 0, options_.data,
                 " has no tokenizer.model to take the vocabulary's size from; set vocab_size");
     config_ = config_from_options(options_, tokenizer_size);
     if (tokenizer_) config_.bos_token_id = config_.eos_token_id = tokenizer_->eot();
   }
+  config_.embd_pdrop = static_cast<float>(options_.embd_pdrop);
+  config_.resid_pdrop = static_cast<float>(options_.resid_pdrop);
+  config_.attn_pdrop = static_cast<float>(options_.attn_pdrop);
   check_usage(tokenizer_size <= config_.vocab_size, "the tokenizer in ", options_.data, " has ", tokenizer_size,
               " ids, the model's vocab_size is ", config_.vocab_size, "; it must be at least as large");
   check_usage(options_.sample_every == 0 || tokenizer_, "sample_every needs a tokenizer.model in ", options_.data);
@@ -189,7 +230,6 @@ void TrainingRun::restore() {
     log_->line(str("resumed from ", checkpoint_->path(), ": step ", state_.step, ", data position ", state_.samples));
   } else if (source_) {
     buffers_->weights.load([&](std::size_t i, float* out) { source_->read(i, out); });
-    for (const std::string& warning : source_->warnings()) log_->line(warning);
     log_->line("weights from " + source_->dir());
   } else {
     buffers_->weights.initialise(static_cast<std::uint64_t>(options_.seed));
@@ -210,24 +250,32 @@ int TrainingRun::run() {
     return signals_.received() != 0 || time_is_up() || (options_.stop_after > 0 && steps_here_ >= options_.stop_after);
   };
   // An evaluation or a sample belongs to the step before which it is made: an interrupted one is made when the run goes
-  // on.
+  // on. Those after the last step are not interrupted by a first signal, since nothing would go on.
   while (true) {
-    if (state_.step > 0 && !stopping()) {
+    if (state_.step > 0 && (finished() || !stopping())) {
       if (due(options_.eval_every)) evaluate();
-      if (due(options_.sample_every) && !stopping()) write_sample();
+      if (due(options_.sample_every) && (finished() || !stopping())) write_sample();
     }
     if (finished()) break;
     if (stopping()) {
+      if (state_.bad_steps > 0 && saved_step_ >= 0) {
+        log_->line(str("stopped after ", state_.bad_steps,
+                       " steps that were not finite; the same command goes on from step ", saved_step_));
+        return exit_requeue;
+      }
       check(saved_step_ == state_.step || save(), "stopped at step ", state_.step, " without saving it");
       log_->line(str("stopped at step ", state_.step, " of ", options_.steps, " and saved; the same command goes on"));
       return exit_requeue;
     }
     one_step();
-    if (due(options_.save_every) || state_.step == options_.steps) {
+    // Weights that give no finite gradient are not worth an older checkpoint.
+    if (state_.bad_steps == 0 && (due(options_.save_every) || finished())) {
       const bool saved = save();
-      check(saved || state_.step < options_.steps, "the last step could not be saved");
+      check(saved || !finished(), "the last step could not be saved");
     }
   }
+  check(state_.bad_steps == 0, "the last ", state_.bad_steps,
+        " steps were not finite and are not saved; go on from step ", saved_step_, " with a lower lr");
   log_->line(str("finished ", options_.steps, " steps"));
   return 0;
 }
@@ -298,7 +346,7 @@ void TrainingRun::report(const StepResult& result, double seconds, double lr) {
 }
 
 bool TrainingRun::time_is_up() const {
-  if (options_.max_minutes <= 0) return false;
+  if (options_.max_minutes <= 0 || steps_here_ == 0) return false;  // a session makes some progress
   return seconds_since(start_) + longest_step_ + 2 * longest_save_ > options_.max_minutes * 60;
 }
 
@@ -336,7 +384,7 @@ bool TrainingRun::save() {
 }
 
 void TrainingRun::evaluate() {
-  const auto stop = [&] { return signals_.received() != 0 || time_is_up(); };
+  const auto stop = [&] { return !finished() && (signals_.received() != 0 || time_is_up()); };
   const EvalResult result =
       buffers_->evaluator.run(*val_, tokenizer_ ? &*tokenizer_ : nullptr, options_.eval_rows, stop);
   if (stop()) return;

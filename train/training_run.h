@@ -30,8 +30,10 @@ class TrainingRun {
   struct Lock;     // of the run directory
   struct Buffers;  // everything on the device
 
+  void open();  // what the constructor does
   void open_directory();
   void open_data();
+  void keep_dropout(const ModelConfig& config);
   void allocate();
   void restore();
 
@@ -61,6 +63,7 @@ class TrainingRun {
   std::unique_ptr<Log> log_;
   std::unique_ptr<MetricsFile> metrics_;
   TrainerState state_;
+  std::vector<std::string> notes_;  // for the log, once the run is known to be right
   std::int64_t seq_len_ = 0, steps_here_ = 0, saved_step_ = -1;
   double peak_flops_ = 0, longest_step_ = 0, longest_save_ = 0;
   std::chrono::steady_clock::time_point start_;

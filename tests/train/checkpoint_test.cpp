@@ -52,7 +52,6 @@ struct Example {
     c.state.bad_steps = 1;
     c.state.skipped_steps = 2;
     c.state.clipped_steps = 3;
-    c.state.best_eval_loss = 1.0 / 3;
     c.state.seconds = 1234.5678901234567;
     c.state.seed = 0xfedcba9876543210u;
     c.state.options = {{"lr", "0.001"}, {"data", "a \"b\"\n"}};
@@ -105,7 +104,6 @@ TEST(Checkpoint, EverythingComesBack) {
     EXPECT_EQ(a.bad_steps, b.bad_steps);
     EXPECT_EQ(a.skipped_steps, b.skipped_steps);
     EXPECT_EQ(a.clipped_steps, b.clipped_steps);
-    EXPECT_EQ(a.best_eval_loss, b.best_eval_loss);
     EXPECT_EQ(a.seconds, b.seconds);
     EXPECT_EQ(a.seed, b.seed);
     EXPECT_EQ(a.options, b.options);
