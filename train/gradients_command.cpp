@@ -42,7 +42,7 @@ int gradients_command(const Options& options) {
   const std::vector<std::int32_t> ids = read_ids(file, ids_tensor), labels = read_ids(file, labels_tensor);
 
   StepSettings settings = step_settings(options, T);
-  if (!options.has("micro_batch")) settings.micro_batch = rows;
+  if (settings.micro_batch == 0) settings.micro_batch = rows;
   settings.optimizer.adamw = false;
   settings.clip_norm = 0;
   const std::unique_ptr<Device> device = planned_device(options, [&](Device& dry) {

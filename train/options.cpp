@@ -109,6 +109,7 @@ Options defaults(const Command& command) {
   if (options.command == "prepare") options.vocab_size = 32768;
   if (options.command == "plan") options.vocab_size = 49152;
   if (options.command == "eval") options.eval_rows = 0;
+  if (options.command == "gradients") options.micro_batch = 0;
   return options;
 }
 
@@ -189,6 +190,7 @@ void check_options(const Options& o) {
                 program, option.name, " is given as well as model ", o.model,
                 ", which has its own: leave one of them out");
   }
+  check_usage(o.micro_batch > 0 || o.command == "gradients", program, "micro_batch is 0: give a number >= 1");
   if (find_option("global_batch")->belongs(o.letter) && o.global_batch % o.micro_batch != 0) {
     std::int64_t below = o.micro_batch, above = o.micro_batch;
     while (o.global_batch % below != 0) --below;

@@ -54,7 +54,7 @@ const std::vector<Option>& option_table() {
       {"steps", &O::steps, "t", "optimizer steps of the whole run", 1},
       {"seq_len", &O::seq_len, "tel!", "tokens a row; 0: n_positions"},
       {"global_batch", &O::global_batch, "tl", "rows of a step", 1},
-      {"micro_batch", &O::micro_batch, "telr", "rows at once", 1},
+      {"micro_batch", &O::micro_batch, "telr", "rows at once; 0, for gradients alone: all"},
       {"recompute", &O::recompute, "tlr", "what backward computes again to save memory", 0, 0, "none|light|block"},
       {"dtype", &O::dtype, "tegxlr", "of activations and products, or of the exported file", 0, 0, "float32|bfloat16"},
       {"device", &O::device, "tegr", "where to compute", 0, 0, "auto|cpu|cuda"},

@@ -4,6 +4,8 @@
 #include <cstdio>
 
 #include "data/prepare.h"
+#include "data/tokenizer.h"
+#include "kernels/error.h"
 #include "train/commands.h"
 #include "train/metrics.h"
 
@@ -16,6 +18,11 @@ int prepare_command(const Options& options) {
   prepare_options.out = options.out;
   prepare_options.tokenizer = options.tokenizer;
   if (options.vocab_size) prepare_options.vocab_size = options.vocab_size;
+  if (!options.tokenizer.empty() && options.has("vocab_size")) {
+    const std::int64_t size = Tokenizer::load(options.tokenizer).vocab_size();
+    check_usage(size == options.vocab_size, "vocab_size is ", options.vocab_size, ", but tokenizer ", options.tokenizer,
+                " has ", size, " ids; leave one of them out");
+  }
   prepare_options.validation_share = options.val_share;
   prepare_options.fim = {options.fim_rate, options.fim_spm_rate};
   prepare_options.seed = static_cast<std::uint64_t>(options.seed);

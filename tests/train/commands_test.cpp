@@ -27,6 +27,7 @@ TEST(GradientsCommandGolden, WritesLossNormGradientsAndLogits) {
     options.batch = golden.dir + "/batch.safetensors";
     options.out = scratch.dir + "/" + name + ".safetensors";
     options.logits = true;
+    options.micro_batch = 0;
     ASSERT_EQ(gradients_command(options), 0);
     const SafetensorsFile file(options.out);
     for (const StoredTensor& expected : golden.expect.tensors()) {

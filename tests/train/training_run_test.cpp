@@ -158,7 +158,8 @@ TEST_F(TrainingRuns, StopsAfterTooManyBadStepsWithTheCheckpointIntact) {
   o.stop_after = 0;
   o.lr = 1e30;  // the next update makes every later loss infinite
   o.min_lr = 1e30;
-  o.save_every = 100;
+  o.save_every = 1;  // none is saved, so none removed, while steps are bad
+  o.keep_last = 2;
   o.max_bad_steps = 3;
   EXPECT_THROW(TrainingRun(o).run(), Error);
   EXPECT_EQ(bytes(root + "/bad/checkpoints/step-00000005/model.safetensors"), before);
