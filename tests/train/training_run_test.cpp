@@ -88,9 +88,11 @@ class TrainingRuns : public testing::Test {
   }
   static void expect_same_run(const std::string& a, const std::string& b, const std::string& step) {
     for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
-      const std::string name = "/checkpoints/" + step + "/" + file;
-      ASSERT_FALSE(bytes(root + "/" + a + name).empty());
-      EXPECT_EQ(bytes(root + "/" + a + name), bytes(root + "/" + b + name)) << file;
+      const auto of = [&](const std::string& run) {
+        return bytes(str(root, "/", run, "/checkpoints/", step, "/", file));
+      };
+      ASSERT_FALSE(of(a).empty());
+      EXPECT_EQ(of(a), of(b)) << file;
     }
     EXPECT_EQ(metrics(a), metrics(b));
   }
