@@ -22,7 +22,7 @@ int export_command(const Options& options) {
   check(!error, "out ", out, " cannot be made: ", error.message(), "; give a place that can be written");
   try {
     write_model(
-        partial, source.config(), source.table(), [&](std::size_t i, float* out) { source.read(i, out); },
+        partial, source.config(), source.table(), [&](std::size_t i, float* w) { source.read(i, w); },
         options.dtype == "bfloat16" ? FileType::BF16 : FileType::F32);
     if (const auto tokenizer = source.tokenizer()) write_text(partial + "/tokenizer.model", tokenizer->model());
     sync_directory(partial);

@@ -1,5 +1,4 @@
 // `onescale train`: one command starts a run, resumes it after any interruption, and says when it is finished.
-#include "kernels/error.h"
 #include "train/commands.h"
 #include "train/training_run.h"
 

@@ -91,13 +91,10 @@ TrainingRun::TrainingRun(const Options& options) : options_(options), start_(std
 
 void TrainingRun::open() {
   open_directory();
-  if (finished()) {
-    log_ = std::make_unique<Log>(options_.run_dir, isatty(STDOUT_FILENO) != 0, options_.log_every);
-    return;
-  }
-  open_data();
+  if (!finished()) open_data();
   log_ = std::make_unique<Log>(options_.run_dir, isatty(STDOUT_FILENO) != 0, options_.log_every);
   for (const std::string& note : notes_) log_->line(note);
+  if (finished()) return;
   allocate();
   restore();
   write_text((fs::path(options_.run_dir) / "config.toml").string(), print_config(options_));
