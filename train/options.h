@@ -37,6 +37,13 @@ struct Options {
   std::string recompute = "none", dtype = "float32", device = "auto";
   std::int64_t threads = 0;
 
+  // the layout over ranks
+  std::int64_t sp = 1, tp = 1, zero = 1, world = 1;
+  std::string sp_mode = "ulysses", reduction = "ordered", reduce_dtype = "float32";
+  double bucket_mb = 32, comm_timeout = 600;
+  std::int64_t check_replicas = 100, trace_steps = 3;
+  std::string trace;
+
   // the optimizer
   std::string optimizer = "adamw", schedule = "cosine";
   double lr = 3e-4, min_lr = 3e-5;
@@ -62,7 +69,7 @@ struct Options {
   bool infill = false;
   std::int64_t max_new_tokens = 128, top_k = 0;
   double temperature = 0.8, top_p = 1;
-  std::string batch;
+  std::string batch, against;
   bool logits = false;
 };
 

@@ -16,7 +16,8 @@ const std::vector<Command>& commands() {
       {"generate", 'g', "continue a prompt, or fill in between a prompt and a suffix"},
       {"export", 'x', "write a checkpoint as a small directory that transformers loads"},
       {"plan", 'l', "memory by kind and FLOPs per token of a run, without running it"},
-      {"gradients", 'r', "loss and every gradient of a model on a batch, to compare with another trainer"}};
+      {"gradients", 'r', "loss and every gradient of a model on a batch, to compare with another trainer"},
+      {"verify", 'v', "prove that a layout's gradients are those of one process, or check another trainer's"}};
   return list;
 }
 
@@ -48,17 +49,31 @@ const std::vector<Option>& option_table() {
       {"resid_pdrop", &O::resid_pdrop, "tl", "dropout of each block's outputs", 0, below_one},
       {"attn_pdrop", &O::attn_pdrop, "tl", "dropout of the attention weights", 0, below_one},
       {"run_dir", &O::run_dir, "T", "directory of the run: configuration, metrics, log, checkpoints"},
-      {"model", &O::model, "tEGXlR!", "Hugging Face directory, checkpoint or run directory to read"},
+      {"model", &O::model, "tEGXlRv!", "Hugging Face directory, checkpoint or run directory to read"},
       {"data", &O::data, "TE!", "directory that prepare wrote"},
       {"seed", &O::seed, "tpg!", "of first weights, dropout, sample order, sampling"},
       {"steps", &O::steps, "t", "optimizer steps of the whole run", 1},
       {"seq_len", &O::seq_len, "tel!", "tokens a row; 0: n_positions"},
       {"global_batch", &O::global_batch, "tl", "rows of a step", 1},
       {"micro_batch", &O::micro_batch, "telr", "rows at once; 0, for gradients alone: all"},
-      {"recompute", &O::recompute, "tlr", "what backward computes again to save memory", 0, 0, "none|light|block"},
-      {"dtype", &O::dtype, "tegxlr", "of activations and products, or of the exported file", 0, 0, "float32|bfloat16"},
-      {"device", &O::device, "tegr", "where to compute", 0, 0, "auto|cpu|cuda"},
-      {"threads", &O::threads, "tpegr", "0: all that the process may use", 0, 4096},
+      {"recompute", &O::recompute, "tlrv", "what backward computes again to save memory", 0, 0, "none|light|block"},
+      {"dtype", &O::dtype, "tegxlrv", "of activations and products, or of the exported file", 0, 0, "float32|bfloat16"},
+      {"device", &O::device, "tegrv", "where to compute", 0, 0, "auto|cpu|cuda"},
+      {"threads", &O::threads, "tpegrv", "0: all that the process may use", 0, 4096},
+    });
+    add("Layout", {
+      {"sp", &O::sp, "tlrv", "sequence-parallel degree", 1, 4096},
+      {"tp", &O::tp, "tlrv", "tensor-parallel degree", 1, 4096},
+      {"zero", &O::zero, "tlrv", "ZeRO stage: what ranks shard", 0, 3},
+      {"sp_mode", &O::sp_mode, "tlrv", "what sequence-parallel ranks exchange", 0, 0, "ulysses|gather_kv"},
+      {"reduction", &O::reduction, "tlrv", "how gradients are summed", 0, 0, "ordered|reduce_scatter|all_reduce"},
+      {"bucket_mb", &O::bucket_mb, "tlrv", "MiB of gradients reduced at once", 1e-6, 1e6},
+      {"reduce_dtype", &O::reduce_dtype, "tlr", "of gradients on the wire", 0, 0, "float32|bfloat16"},
+      {"world", &O::world, "l", "ranks to plan for", 1, 1 << 20},
+      {"comm_timeout", &O::comm_timeout, "trv", "seconds after which a waiting rank ends the job", 1, 1e6},
+      {"check_replicas", &O::check_replicas, "t", "steps between checks that replicas are equal; 0: none"},
+      {"trace", &O::trace, "t", "file for a Chrome trace of computation and communication"},
+      {"trace_steps", &O::trace_steps, "t", "steps in the trace", 1},
     });
     add("Optimizer", {
       {"optimizer", &O::optimizer, "tl!", "adamw, or sgd without momentum", 0, 0, "adamw|sgd"},
@@ -97,7 +112,8 @@ const std::vector<Option>& option_table() {
       {"fim_spm_rate", &O::fim_spm_rate, "p", "share of those in suffix-prefix-middle order", 0, 1},
       {"shard_tokens", &O::shard_tokens, "p", "tokens of a shard file", 1024},
       {"split", &O::split, "e", "which documents to evaluate", 0, 0, "train|val"},
-      {"batch", &O::batch, "R", "safetensors file of input_ids and labels [rows, T]"},
+      {"batch", &O::batch, "Rv", "safetensors file of input_ids and labels [rows, T]"},
+      {"against", &O::against, "v", "safetensors file of gradients that another trainer wrote"},
       {"logits", &O::logits, "r", "write logits [rows, T, vocab_size] too, found by cached decoding"},
     });
     add("Text", {
