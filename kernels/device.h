@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -53,8 +54,18 @@ struct AdamW {
 };
 
 // What memory is for; the unit of the table that is printed before step 0.
-enum class Kind : std::uint8_t { parameters, gradients, optimizer, activations, workspace, kernel_scratch, batches };
-inline constexpr int kind_count = 7;
+// transient: gathered weights, gradients before their reduction, and what travels between ranks.
+enum class Kind : std::uint8_t {
+  parameters,
+  gradients,
+  optimizer,
+  activations,
+  workspace,
+  kernel_scratch,
+  batches,
+  transient
+};
+inline constexpr int kind_count = 8;
 const char* name_of(Kind kind);
 
 // Work done by one operation since the last reset.
@@ -83,6 +94,10 @@ class Device {
   virtual void upload(Tensor dst, const void* src) = 0;  // dst contiguous
   virtual void download(void* dst, Tensor src) = 0;      // src contiguous; waits for the operations before it
   virtual void synchronize() = 0;
+  // Called by the host after each operation, so that transfers between ranks go on while it computes.
+  virtual void after_each(std::function<void()> hook) = 0;
+  // Called with the name, start and end of each operation, in seconds of the steady clock; empty ends it.
+  virtual void trace(std::function<void(const char*, double, double)> event) = 0;
 
   // Work by operation name, in the order of first use; seconds are 0 unless profiling is on.
   virtual std::vector<std::pair<std::string, Work>> work() const = 0;
@@ -165,6 +180,13 @@ class Device {
   virtual void cross_entropy(Tensor loss, Tensor logits, Tensor stats, Tensor labels, std::int64_t first_row,
                              std::int64_t rows, float weight) = 0;
 
+  // The statistics of the whole vocabulary from those of its shards: stats float32 [n, 3], parts float32 [shards, n,
+  // 3], combined in the order of the shards.
+  virtual void combine_statistics(Tensor stats, Tensor parts) = 0;
+
+  // out (+)= pieces[0] + pieces[1] + ..., added in float32 in that order and rounded once. All contiguous and of one
+  // size; the pieces float32 or bfloat16, out float32 or of their dtype; out may be one of them.
+  virtual void sum_pieces(Tensor out, const std::vector<Tensor>& pieces, Write write) = 0;
   // out float64 [1] (+)= sum of x (float32), or of its squares, added in float64 in a fixed order.
   virtual void sum(Tensor out, Tensor x, Write write) = 0;
   virtual void sum_of_squares(Tensor out, Tensor x, Write write) = 0;

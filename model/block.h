@@ -2,7 +2,8 @@
 // backward.
 #pragma once
 
-#include "model/pass.h"
+#include "model/attention.h"
+#include "parallel/tensor_parallel.h"
 #include "parallel/units.h"
 
 namespace onescale {
@@ -17,13 +18,14 @@ struct BlockTensors {
   Pair ln_1, c_attn, attn_c_proj, ln_2, c_fc, mlp_c_proj;
 };
 
-// What the forward pass leaves for the backward pass. n tokens, C n_embd, I n_inner, Q qkv_size, h heads.
+// What the forward pass leaves for the backward pass. n tokens of this rank, C n_embd; I inner and Q qkv of this tp
+// rank.
 struct BlockSaved {
   Tensor x;               // [n, C] the block's input
   Tensor a;               // [n, C] ln_1(x)
   Tensor mean_1, rstd_1;  // float32 [n]
   Tensor qkv;             // [n, Q]
-  Tensor o, lse;          // [n, C], float32 [n, h]
+  AttentionSaved attention;
   Tensor x_mid;           // [n, C] x + attention
   Tensor m;               // [n, C] ln_2(x_mid)
   Tensor mean_2, rstd_2;  // float32 [n]
@@ -43,15 +45,11 @@ struct BlockScratch {
   Tensor dqkv;  // [n, Q]
 };
 
-// Keys and values of the tokens before, for decoding. k, v [B, capacity, h_kv, d]; the first `length` are valid.
-struct KvCache {
-  Tensor k, v;
-  std::int64_t length = 0;
-};
-
 class Block {
  public:
-  Block(Device& device, const ModelConfig& config, std::int64_t layer) : dev_(device), config_(config), layer_(layer) {}
+  Block(Device& device, const ModelConfig& config, const Attention& attention, const TensorParallel& tp,
+        std::int64_t layer)
+      : dev_(device), config_(config), attention_(attention), tp_(tp), layer_(layer) {}
 
   // x_out [n, C] = block(s.x); fills the rest of s. With a cache, attends over it and over the pass's own tokens, which
   // are appended.
@@ -65,16 +63,13 @@ class Block {
                 const BlockTensors& dw, Write write, const Pass& pass) const;
 
  private:
-  struct Heads {
-    Tensor q, k, v;  // [B, T, h, d], [B, T, h_kv, d] twice: strided views of [n, Q]
-  };
-  Heads heads(Tensor qkv, const Pass& pass) const;
   void attend(BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
               KvCache* cache) const;
-  float scale() const;
 
   Device& dev_;
   const ModelConfig& config_;
+  const Attention& attention_;
+  const TensorParallel& tp_;
   std::int64_t layer_;
 };
 

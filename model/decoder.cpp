@@ -10,26 +10,30 @@ namespace {
 constexpr std::int64_t prompt_chunk = 128;  // tokens of a prompt that are processed together
 
 BlockSaved rows_of(BlockSaved s, std::int64_t n) {
-  for (Tensor* t :
-       {&s.x, &s.a, &s.mean_1, &s.rstd_1, &s.qkv, &s.o, &s.lse, &s.x_mid, &s.m, &s.mean_2, &s.rstd_2, &s.f, &s.g}) {
+  for (Tensor* t : {&s.x, &s.a, &s.mean_1, &s.rstd_1, &s.qkv, &s.attention.o, &s.attention.lse, &s.x_mid, &s.m,
+                    &s.mean_2, &s.rstd_2, &s.f, &s.g}) {
     *t = t->slice(0, 0, n);
   }
   return s;
 }
 }  // namespace
 
-Decoder::Decoder(Device& device, const ModelConfig& config, std::int64_t capacity, DType dtype)
-    : dev_(device), config_(config), head_(device, config_, 1, dtype, false) {
+Decoder::Decoder(Device& device, Mesh& mesh, const ModelConfig& config, std::int64_t capacity, DType dtype)
+    : dev_(device),
+      config_(config),
+      shard_(config, mesh.layout.tp, mesh.layout.tp_rank()),
+      tp_(device, *mesh.tp, std::min(capacity, prompt_chunk) * config.n_embd, dtype),
+      attention_(device, config_, shard_, nullptr, 1, std::min(capacity, prompt_chunk), dtype, false),
+      head_(device, config_, shard_, tp_, 1, dtype, false) {
   check_usage(capacity <= config.n_positions, "prompt and new tokens together are ", capacity,
               ", more than the model's n_positions ", config.n_positions, "; shorten one of them");
   const auto take = [&](DType type, std::initializer_list<std::int64_t> shape) {
     return device.allocate(Kind::activations, type, shape);
   };
-  const std::int64_t n = std::min(capacity, prompt_chunk), C = config.n_embd, I = config.n_inner;
+  const std::int64_t n = std::min(capacity, prompt_chunk), C = config.n_embd;
   const DType f32 = DType::float32;
   for (std::int64_t layer = 0; layer < config.n_layer; ++layer) {
-    caches_.push_back({take(dtype, {1, capacity, config.kv_heads(), config.head_size()}),
-                       take(dtype, {1, capacity, config.kv_heads(), config.head_size()}), 0});
+    caches_.push_back({take(dtype, {1, capacity, shard_.kv_heads, 2 * config.head_size()}), 0});
   }
   ids_ = take(DType::int32, {n});
   positions_ = take(DType::int32, {1, n});
@@ -39,14 +43,14 @@ Decoder::Decoder(Device& device, const ModelConfig& config, std::int64_t capacit
   saved_.a = saved_.m = take(dtype, {n, C});
   saved_.mean_1 = saved_.mean_2 = take(f32, {n});
   saved_.rstd_1 = saved_.rstd_2 = take(f32, {n});
-  saved_.qkv = take(dtype, {n, config.qkv_size()});
-  saved_.o = take(dtype, {n, C});
-  saved_.lse = take(f32, {n, config.n_head});
+  saved_.qkv = take(dtype, {n, shard_.qkv});
+  saved_.attention = attention_.allocate(true, nullptr);
   saved_.x_mid = take(dtype, {n, C});
-  saved_.f = saved_.g = take(dtype, {n, I});
+  saved_.f = saved_.g = take(dtype, {n, shard_.inner});
   scratch_.y = take(dtype, {n, C});
-  logits_ = take(dtype, {config.vocab_size});
-  float_logits_ = dtype == f32 ? logits_ : take(f32, {config.vocab_size});
+  const std::int64_t ids = shard_.vocab * tp_.size();
+  logits_ = take(dtype, {ids});
+  float_logits_ = dtype == f32 ? logits_ : take(f32, {ids});
   host_logits_.resize(static_cast<std::size_t>(config.vocab_size));
 }
 
@@ -80,20 +84,22 @@ void Decoder::pass(std::span<const std::int32_t> ids, Weights& weights, bool las
   Pass pass;
   pass.rows = 1;
   pass.seq_len = n;
-  pass.positions = upload(positions_, position.data());
+  pass.positions = pass.query_positions = upload(positions_, position.data());
   pass.visible = {upload(first_, zero.data()), upload(last_, position.data())};
 
   BlockSaved s = rows_of(saved_, n);
   BlockScratch scratch;
   scratch.y = scratch_.y.slice(0, 0, n);
-  const Tensors& embeddings = weights.gather(0);
-  dev_.gather_rows(s.x, embeddings[0], token_ids, 0);
+  const Tensors& embeddings = weights.gather(0, 1);
+  dev_.gather_rows(s.x, embeddings[0], token_ids, shard_.first_id);
+  tp_.all_reduce(s.x);
   dev_.add_positions(s.x.split_first(1, n), pass.positions, embeddings[1], pass.drop(0, Site::embedding, 0));
   weights.release(0);
   for (std::size_t layer = 0; layer < caches_.size(); ++layer) {
     const int unit = static_cast<int>(layer) + 1;
-    const BlockTensors w(weights.gather(unit));
-    Block(dev_, config_, static_cast<std::int64_t>(layer)).forward(s.x, s, scratch, w, pass, &caches_[layer]);
+    const BlockTensors w(weights.gather(unit, unit + 1));
+    Block(dev_, config_, attention_, tp_, static_cast<std::int64_t>(layer))
+        .forward(s.x, s, scratch, w, pass, &caches_[layer]);
     weights.release(unit);
   }
   if (!last) return;
@@ -104,7 +110,7 @@ void Decoder::pass(std::span<const std::int32_t> ids, Weights& weights, bool las
   weights.release(table_unit);
   weights.release(ln_f_unit);
   if (float_logits_.data != logits_.data) dev_.copy(float_logits_, logits_);
-  dev_.download(host_logits_.data(), float_logits_);
+  dev_.download(host_logits_.data(), float_logits_.slice(0, 0, config_.vocab_size));
 }
 
 }  // namespace onescale

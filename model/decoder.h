@@ -5,17 +5,21 @@
 
 #include "model/block.h"
 #include "model/head.h"
+#include "parallel/mesh.h"
 
 namespace onescale {
 
 class Decoder {
  public:
   // capacity: the most tokens of prompt and continuation together, at most n_positions.
-  Decoder(Device& device, const ModelConfig& config, std::int64_t capacity, DType dtype);
+  // Tensor-parallel ranks decode together; all other ranks of a mesh do the same work.
+  Decoder(Device& device, Mesh& mesh, const ModelConfig& config, std::int64_t capacity, DType dtype);
+  Decoder(const Decoder&) = delete;  // its parts refer to each other
+  Decoder& operator=(const Decoder&) = delete;
 
   void reset();
   std::int64_t length() const { return caches_[0].length; }
-  std::int64_t capacity() const { return caches_[0].k.dim(1); }
+  std::int64_t capacity() const { return caches_[0].kv.dim(1); }
   // Appends the ids and returns the logits [vocab_size] after the last one; the reference lives until the next call.
   const std::vector<float>& append(std::span<const std::int32_t> ids, Weights& weights);
 
@@ -24,6 +28,9 @@ class Decoder {
 
   Device& dev_;
   ModelConfig config_;
+  ModelShard shard_;
+  TensorParallel tp_;
+  Attention attention_;
   std::vector<KvCache> caches_;
   Tensor ids_, positions_, first_, last_, float_logits_, logits_;
   BlockSaved saved_;

@@ -6,9 +6,10 @@
 
 namespace onescale {
 
-Head::Head(Device& device, const ModelConfig& config, std::int64_t n, DType dtype, bool train)
-    : dev_(device), config_(config), chunk_rows_(std::min<std::int64_t>(n, 256)) {
-  const std::int64_t C = config.n_embd, V = config.vocab_size;
+Head::Head(Device& device, const ModelConfig& config, const ModelShard& shard, const TensorParallel& tp, std::int64_t n,
+           DType dtype, bool train)
+    : dev_(device), config_(config), shard_(shard), tp_(tp), chunk_rows_(std::min<std::int64_t>(n, 256)) {
+  const std::int64_t C = config.n_embd;
   labels_ = device.allocate(Kind::batches, DType::int32, {n});
   index_ = device.allocate(Kind::batches, DType::int32, {n});
   x_ = device.allocate(Kind::workspace, dtype, {n, C});
@@ -16,9 +17,10 @@ Head::Head(Device& device, const ModelConfig& config, std::int64_t n, DType dtyp
   mean_ = device.allocate(Kind::workspace, DType::float32, {n});
   rstd_ = device.allocate(Kind::workspace, DType::float32, {n});
   if (train) dy_ = device.allocate(Kind::workspace, dtype, {n, C});
-  logits_ = device.allocate(Kind::workspace, dtype, {chunk_rows_, V});
+  logits_ = device.allocate(Kind::workspace, dtype, {chunk_rows_, shard.vocab});
   stats_ = device.allocate(Kind::workspace, DType::float32, {chunk_rows_, 3});
   losses_ = device.allocate(Kind::workspace, DType::float32, {n});
+  if (tp.size() > 1) parts_ = device.allocate(Kind::transient, DType::float32, {tp.size() * chunk_rows_ * 3});
 }
 
 void Head::set_labels(const std::int32_t* labels, std::int64_t n) {
@@ -45,8 +47,16 @@ Tensor Head::chunk(Tensor loss_sum, Tensor table, std::int64_t begin, std::int64
   const Tensor logits = logits_.slice(0, 0, end - begin), stats = stats_.slice(0, 0, end - begin);
   const Tensor labels = labels_.slice(0, begin, end), losses = losses_.slice(0, begin, end);
   dev_.linear(logits, y_.slice(0, begin, end), table, {});
-  dev_.softmax_statistics(stats, logits, labels, 0, config_.vocab_size);
-  dev_.cross_entropy(losses, logits, stats, labels, 0, config_.vocab_size, weight);
+  dev_.softmax_statistics(stats, logits, labels, shard_.first_id, shard_.ids);
+  if (tp_.size() > 1) {
+    const std::int64_t rows = end - begin;
+    const Tensor parts = parts_.slice(0, 0, tp_.size() * rows * 3).view({tp_.size(), rows, 3});
+    std::vector<Tensor> by_rank;
+    for (int r = 0; r < tp_.size(); ++r) by_rank.push_back(parts.slice(0, r, r + 1));
+    tp_.group().all_gather(by_rank, stats)->wait();
+    dev_.combine_statistics(stats, parts);
+  }
+  dev_.cross_entropy(losses, logits, stats, labels, shard_.first_id, shard_.ids, weight);
   dev_.sum(loss_sum, losses, Write::accumulate);
   return logits;
 }
@@ -80,6 +90,7 @@ void Head::loss_backward(Tensor loss_sum, Tensor dx, Tensor x, const Tensors& ln
     dev_.linear_backward(dy_.slice(0, begin, end), dtable, {}, dlogits, y_.slice(0, begin, end), table,
                          begin == 0 ? table_write : Write::accumulate);
   }
+  tp_.all_reduce(chosen(dy_));
   // y is no longer needed: it takes the gradient of the normalisation's input.
   const Tensor dx_good = chosen(y_);
   dev_.fill(dx_good, 0);
@@ -93,7 +104,11 @@ void Head::last_logits(Tensor logits, Tensor x, const Tensors& ln_f, Tensor tabl
   good_ = 1;
   dev_.upload(chosen(index_), &last);
   normalise(x, ln_f);
-  dev_.linear(logits.view({1, -1}), chosen(y_), table, {});
+  std::vector<Tensor> by_rank;
+  for (int r = 0; r < tp_.size(); ++r) by_rank.push_back(logits.slice(0, r * shard_.vocab, (r + 1) * shard_.vocab));
+  const Tensor mine = by_rank[static_cast<std::size_t>(tp_.rank())];
+  dev_.linear(mine.view({1, -1}), chosen(y_), table, {});
+  tp_.group().all_gather(by_rank, mine)->wait();
 }
 
 }  // namespace onescale

@@ -1,8 +1,11 @@
 // The language-model head with its loss: final LayerNorm, product with the vocabulary, cross-entropy. Only good tokens
-// are computed, in chunks, so the logits are never whole in memory and an ignored prompt costs nothing.
+// are computed, in chunks, so the logits are never whole in memory and an ignored prompt costs nothing. Tensor-parallel
+// ranks hold a share of the vocabulary each, and combine the softmax's statistics (Shoeybi et al. 2019).
 #pragma once
 
 #include "model/pass.h"
+#include "model/shard.h"
+#include "parallel/tensor_parallel.h"
 #include "parallel/units.h"
 
 namespace onescale {
@@ -10,14 +13,15 @@ namespace onescale {
 class Head {
  public:
   // n: tokens of a micro-batch. dtype: of activations. train: room for gradients too.
-  Head(Device& device, const ModelConfig& config, std::int64_t n, DType dtype, bool train);
+  Head(Device& device, const ModelConfig& config, const ModelShard& shard, const TensorParallel& tp, std::int64_t n,
+       DType dtype, bool train);
 
   // Sets the good tokens of the micro-batch: labels [n] on the host, -100 is ignored. Throws when a label is no id of
   // the vocabulary.
   void set_labels(const std::int32_t* labels, std::int64_t n);
 
   // loss_sum float64 [1] += the losses of the good tokens; token_loss float32 [n], when given, receives each at its
-  // place, 0 where ignored. x [n, C]; ln_f: weight and bias; table [V, C].
+  // place, 0 where ignored. x [n, C]; ln_f: weight and bias; table [shard.vocab, C].
   void loss(Tensor loss_sum, Tensor token_loss, Tensor x, const Tensors& ln_f, Tensor table);
 
   // The same with gradients: each good token's loss is weighted by `weight`. dx [n, C] is overwritten with the gradient
@@ -25,7 +29,7 @@ class Head {
   void loss_backward(Tensor loss_sum, Tensor dx, Tensor x, const Tensors& ln_f, Tensor table, const Tensors& dln_f,
                      Write ln_f_write, Tensor dtable, Write table_write, float weight);
 
-  // The logits [V] of the last of the given rows x [n, C].
+  // The logits [tp * shard.vocab] of the last of the given rows x [n, C]; those from vocab_size on are padding.
   void last_logits(Tensor logits, Tensor x, const Tensors& ln_f, Tensor table);
 
  private:
@@ -36,11 +40,14 @@ class Head {
 
   Device& dev_;
   const ModelConfig& config_;
+  const ModelShard& shard_;
+  const TensorParallel& tp_;
   std::int64_t chunk_rows_, good_ = 0;
   std::vector<std::int32_t> host_labels_, host_index_;
   Tensor labels_, index_;            // int32 [n]
   Tensor x_, y_, mean_, rstd_, dy_;  // good tokens only: [n, C], [n, C], float32 [n] twice, [n, C]
-  Tensor logits_, stats_, losses_;   // [chunk, V], float32 [chunk, 3], float32 [n]
+  Tensor logits_, stats_, losses_;   // [chunk, shard.vocab], float32 [chunk, 3], float32 [n]
+  Tensor parts_;                     // float32 [tp, chunk, 3]
 };
 
 }  // namespace onescale

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <set>
 
@@ -152,35 +153,89 @@ std::vector<std::pair<std::string, std::vector<StoredTensor>>> split_files(const
   return files;
 }
 
-std::map<std::string, std::string> write_tensors(const std::string& dir, const std::string& stem,
-                                                 const std::vector<StoredTensor>& tensors, const Fetch& fetch,
-                                                 std::int64_t limit) {
-  std::map<std::string, std::string> checksums;
-  const auto files = split_files(tensors, stem, limit);
-  Json map = Json::object();
-  std::size_t index = 0;
-  std::int64_t total = 0;
-  std::vector<float> values;
-  for (const auto& [name, list] : files) {
-    SafetensorsWriter writer(str(dir, "/", name), list, metadata);
-    for (const StoredTensor& t : list) {
-      values.resize(static_cast<std::size_t>(t.numel()));
-      fetch(index++, values.data());
-      writer.write(values.data(), t.numel());
-      total += t.bytes();
-      map.set(t.name, name);
-    }
-    writer.close();
-    checksums.insert(writer.checksums().begin(), writer.checksums().end());
+namespace {
+
+// The files that one rank writes, tensor after tensor.
+class FileQueue {
+ public:
+  FileQueue(const std::string& dir, const std::vector<StoredTensor>& tensors) : dir_(dir), tensors_(tensors) {}
+  void add(const std::string& name, std::size_t first, std::size_t count) {
+    files_.push_back({name, first, first + count});
+    for (std::size_t i = first; i < first + count; ++i) order_.push_back(static_cast<std::int64_t>(i));
   }
-  if (files.size() > 1) {
+  std::int64_t tensor(std::size_t turn) const { return turn < order_.size() ? order_[turn] : -1; }
+  std::size_t turns() const { return order_.size(); }
+  void write(const std::vector<float>& values) {
+    const auto& [name, first, last] = files_[file_];
+    if (!writer_) {
+      writer_ = std::make_shared<SafetensorsWriter>(
+          str(dir_, "/", name), std::vector(tensors_.begin() + static_cast<std::ptrdiff_t>(first),
+                                            tensors_.begin() + static_cast<std::ptrdiff_t>(last)),
+          metadata);
+    }
+    writer_->write(values.data(), static_cast<std::int64_t>(values.size()));
+    if (static_cast<std::size_t>(order_[turn_++]) + 1 < last) return;
+    writer_->close();
+    checksums.insert(writer_->checksums().begin(), writer_->checksums().end());
+    writer_.reset();
+    ++file_;
+  }
+  std::map<std::string, std::string> checksums;
+
+ private:
+  struct Named {
+    std::string name;
+    std::size_t first, last;
+  };
+  std::string dir_;
+  const std::vector<StoredTensor>& tensors_;
+  std::vector<Named> files_;
+  std::vector<std::int64_t> order_;
+  std::size_t file_ = 0, turn_ = 0;
+  std::shared_ptr<SafetensorsWriter> writer_;
+};
+
+}  // namespace
+
+std::map<std::string, std::string> write_tensors(const std::string& dir, const std::string& stem,
+                                                 const std::vector<StoredTensor>& tensors, const Gather& gather,
+                                                 Communicator& group, std::int64_t limit) {
+  std::int64_t total = 0;
+  for (const StoredTensor& t : tensors) total += t.bytes();
+  const auto files = split_files(tensors, stem, std::min(limit, (total + group.size() - 1) / group.size()));
+  std::vector<FileQueue> queues(static_cast<std::size_t>(group.size()), FileQueue(dir, tensors));
+  Json map = Json::object();
+  std::size_t first = 0, turns = 0;
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    FileQueue& queue = queues[f % queues.size()];
+    queue.add(files[f].first, first, files[f].second.size());
+    first += files[f].second.size();
+    turns = std::max(turns, queue.turns());
+    for (const StoredTensor& t : files[f].second) map.set(t.name, files[f].first);
+  }
+  FileQueue& mine = queues[static_cast<std::size_t>(group.rank())];
+  std::exception_ptr failure;  // kept until the others have had their tensors
+  for (std::size_t turn = 0; turn < turns; ++turn) {
+    std::vector<std::int64_t> wanted;
+    for (const FileQueue& queue : queues) wanted.push_back(queue.tensor(turn));
+    const std::int64_t own = mine.tensor(turn);
+    std::vector<float> values(own < 0 ? 0 : static_cast<std::size_t>(tensors[static_cast<std::size_t>(own)].numel()));
+    gather(wanted, values.data());
+    try {
+      if (own >= 0 && !failure) mine.write(values);
+    } catch (const Error&) {
+      failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+  if (files.size() > 1 && group.rank() == 0) {
     Json index_json = Json::object(), size = Json::object();
     size.set("total_size", total);
     index_json.set("metadata", size);
     index_json.set("weight_map", map);
     write_text(dir + "/" + stem + ".safetensors.index.json", index_json.dump(2) + "\n");
   }
-  return checksums;
+  return mine.checksums;
 }
 
 std::vector<StoredTensor> model_tensors(const ParameterTable& table, FileType type) {
@@ -190,14 +245,17 @@ std::vector<StoredTensor> model_tensors(const ParameterTable& table, FileType ty
 }
 
 std::map<std::string, std::string> write_model(const std::string& dir, const ModelConfig& config,
-                                               const ParameterTable& table, const Fetch& fetch, FileType type,
-                                               std::int64_t limit) {
+                                               const ParameterTable& table, const Gather& gather, FileType type,
+                                               Communicator& group, std::int64_t limit) {
   check(type == FileType::F32 || type == FileType::BF16 || type == FileType::F16,
         "a model is written as F32, BF16 or F16, not ", name_of(type));
-  write_text(dir + "/config.json", config_json(config, type == FileType::F32    ? "float32"
-                                                       : type == FileType::BF16 ? "bfloat16"
-                                                                                : "float16"));
-  return write_tensors(dir, "model", model_tensors(table, type), fetch, limit);
+  auto checksums = write_tensors(dir, "model", model_tensors(table, type), gather, group, limit);
+  if (group.rank() == 0) {
+    write_text(dir + "/config.json", config_json(config, type == FileType::F32    ? "float32"
+                                                         : type == FileType::BF16 ? "bfloat16"
+                                                                                  : "float16"));
+  }
+  return checksums;
 }
 
 }  // namespace onescale

@@ -7,9 +7,10 @@
 namespace onescale {
 
 struct Pass {
-  std::int64_t rows = 0, seq_len = 0;  // B and T of this micro-batch
+  std::int64_t rows = 0, seq_len = 0;  // B and T of this rank's share of the micro-batch
   Tensor positions;                    // int32 [B, T], global
-  Visible visible;
+  Tensor query_positions;              // int32, those of attention's queries: all tokens' when ranks share out heads
+  Visible visible;                     // of the queries
   std::uint64_t seed = 0;
   std::int64_t step = 0, first_row = 0;
   bool dropout = false;  // false in evaluation and generation

@@ -1,13 +1,26 @@
 // The global gradient norm and the coefficient that clips it.
 #pragma once
 
-#include "parallel/units.h"
+#include "parallel/zero.h"
 
 namespace onescale {
 
-// The L2 norm of the step's gradient over all units, each logical element counted once; squares are added in float64 in
-// a fixed order. scratch: float64 [1] on the device. Not finite when any element is not, or when a square overflows.
-double gradient_norm(Device& device, Gradients& gradients, int units, Tensor scratch);
+// The L2 norm of the step's reduced gradient over all ranks, each logical element counted once, whoever holds copies of
+// it: a rank adds up the squares of the part that it owns, without the elements that tp replicates unless it is tp rank
+// 0 and without vocabulary padding; the sums, in float64, are added in rank order. scratch: float64 [1] on the device.
+// The same number on every rank; not finite when any element is not.
+class GradientNorm {
+ public:
+  explicit GradientNorm(const Placement& place);
+  double operator()(Device& device, Mesh& mesh, Gradients& gradients, Tensor scratch) const;
+
+ private:
+  struct Interval {
+    int unit;
+    std::int64_t begin, end;
+  };
+  std::vector<Interval> counted_;
+};
 
 // min(1, clip_norm / norm): what every gradient is multiplied by (Pascanu et al. 2013). clip_norm 0: no clipping.
 double clip_coefficient(double norm, double clip_norm);

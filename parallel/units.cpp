@@ -1,12 +1,15 @@
 #include "parallel/units.h"
 
+#include <algorithm>
+
 namespace onescale {
 
 namespace {
 constexpr std::int64_t alignment = 16;  // floats in 64 bytes
 }
 
-FlatLayout::FlatLayout(const ParameterTable& table) : offset(table.parameters.size()) {
+FlatLayout::FlatLayout(const ParameterTable& table, int shard_count)
+    : offset(table.parameters.size()), shards(shard_count) {
   for (std::size_t i = 0; i < table.parameters.size(); ++i) {
     const Parameter& p = table.parameters[i];
     while (unit_numel.size() <= static_cast<std::size_t>(p.unit)) {
@@ -17,6 +20,13 @@ FlatLayout::FlatLayout(const ParameterTable& table) : offset(table.parameters.si
     unit_numel.back() += (p.numel() + alignment - 1) / alignment * alignment;
   }
   first_parameter.push_back(table.parameters.size());
+  const std::int64_t step = alignment * shards;
+  for (std::int64_t& n : unit_numel) n = (n + step - 1) / step * step;
+}
+
+Tensor Owned::part(std::int64_t from, std::int64_t to) const {
+  const std::int64_t first = std::max(from, begin), last = std::min(to, begin + data.numel());
+  return first < last ? data.slice(0, first - begin, last - begin) : Tensor();
 }
 
 Tensors unit_views(const ParameterTable& table, const FlatLayout& layout, int unit, Tensor flat) {

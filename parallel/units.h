@@ -1,6 +1,6 @@
 // The two protocols that hide from the model where parameters and gradients live: weights gather(unit) / release(unit),
 // gradients open(unit) / close(unit). A unit's tensors lie flat, one after the other, each start padded to 64 bytes;
-// padding stays zero.
+// the whole is padded so that the ranks of the shard group own equal, contiguous parts of it. Padding stays zero.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,14 @@ namespace onescale {
 
 // Where each tensor of a table lies in its unit's flat buffer.
 struct FlatLayout {
-  explicit FlatLayout(const ParameterTable& table);
+  explicit FlatLayout(const ParameterTable& table, int shards = 1);
+
+  std::int64_t shard_numel(int unit) const { return unit_numel[static_cast<std::size_t>(unit)] / shards; }
 
   std::vector<std::int64_t> offset;          // of each parameter, in elements from the start of its unit
   std::vector<std::size_t> first_parameter;  // of each unit, and one past the end
   std::vector<std::int64_t> unit_numel;      // with padding
+  int shards;
 };
 
 using Tensors = std::vector<Tensor>;  // of one unit, in table order
@@ -29,21 +32,28 @@ Tensors unit_views(const ParameterTable& table, const FlatLayout& layout, int un
 struct Owned {
   Tensor data;
   std::int64_t begin;
+
+  // Elements [from, to) of the unit, as far as they are owned; empty when none is.
+  Tensor part(std::int64_t from, std::int64_t to) const;
 };
 
 // Parameters: float32 masters and, in bfloat16, a compute copy of them; in float32 both are the same memory.
 class Weights {
  public:
   virtual ~Weights() = default;
-  virtual const Tensors& gather(int unit) = 0;  // what the model multiplies with; valid until release
+  // What the model multiplies with; valid until release. `next`, when it is a unit, is needed soon: it is fetched
+  // meanwhile.
+  virtual const Tensors& gather(int unit, int next = -1) = 0;
   virtual void release(int unit) = 0;
-  virtual Owned master(int unit) = 0;    // float32, the owned part
-  virtual Tensor compute(int unit) = 0;  // bfloat16 copy of the owned part, empty in float32
+  virtual Owned master(int unit) = 0;    // float32, the part that this process updates
+  virtual Tensor compute(int unit) = 0;  // bfloat16 copy of that part, empty in float32
+  // That part has been written: others may fetch it. Every rank calls it for the same units in the same order.
+  virtual void updated(int) {}
 };
 
 // Gradients, float32. open() hands out the tensors to write and says whether this is their first use in the step;
-// close() ends the unit's backward, after which it may be reduced. A tensor that open() asks to overwrite must be
-// written whole.
+// between open and close it may be called again and says the same. close() ends the unit's backward, after which it may
+// be reduced. A tensor that open() asks to overwrite must be written whole.
 class Gradients {
  public:
   struct Opened {
@@ -51,10 +61,12 @@ class Gradients {
     Write write;
   };
   virtual ~Gradients() = default;
-  virtual void begin_step() = 0;
+  // micro_batches: how often each unit will be closed before finish(), the same on every rank.
+  virtual void begin_step(std::int64_t micro_batches) = 0;
   virtual Opened open(int unit) = 0;
   virtual void close(int unit) = 0;
-  virtual Owned owned(int unit) = 0;  // the reduced gradient of the owned part, after the last close of a step
+  virtual void finish() = 0;          // ends the step's reductions
+  virtual Owned owned(int unit) = 0;  // the reduced gradient of the part that this process updates, after finish()
 };
 
 }  // namespace onescale

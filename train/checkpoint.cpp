@@ -3,14 +3,18 @@
 #include <fcntl.h>
 #include <sys/statvfs.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <sstream>
 #include <system_error>
 
+#include "parallel/agreement.h"
 #include "parallel/json.h"
 
 namespace onescale {
@@ -136,18 +140,36 @@ void write_trainer_json(const fs::path& dir, const TrainerState& state,
   write_text((dir / "trainer.json").string(), outer.dump(2) + "\n");
 }
 
-void write_directory(const fs::path& dir, const CheckpointContents& c) {
-  fs::create_directory(dir);
-  std::map<std::string, std::string> checksums = write_model(dir.string(), c.config, c.table, c.weights, FileType::F32);
+// All tensors, by all ranks; the checksums of all of them on every rank.
+std::map<std::string, std::string> write_files(const fs::path& dir, const CheckpointContents& c, Communicator& world) {
+  std::map<std::string, std::string> mine, all;
+  together(world, [&] {
+    mine = write_model(dir.string(), c.config, c.table, c.weights, FileType::F32, world);
+  });
   if (c.exp_avg) {
-    const std::size_t n = c.table.parameters.size();
-    checksums.merge(write_tensors(dir.string(), "optimizer", moment_tensors(c.table), [&](std::size_t i, float* out) {
-      i < n ? c.exp_avg(i, out) : c.exp_avg_sq(i - n, out);
-    }));
+    const auto n = static_cast<std::int64_t>(c.table.parameters.size());
+    const Gather moments = [&](const std::vector<std::int64_t>& wanted, float* out) {
+      // Ranks may want tensors of both kinds in one turn.
+      std::vector<std::int64_t> first = wanted, second = wanted;
+      for (std::int64_t& i : first) i = i < n ? i : -1;
+      for (std::int64_t& i : second) i = i < n ? -1 : i - n;
+      const auto any = [](const std::vector<std::int64_t>& list) {
+        return std::any_of(list.begin(), list.end(), [](std::int64_t i) { return i >= 0; });
+      };
+      if (any(first)) c.exp_avg(first, out);
+      if (any(second)) c.exp_avg_sq(second, out);
+    };
+    together(world, [&] {
+      mine.merge(write_tensors(dir.string(), "optimizer", moment_tensors(c.table), moments, world));
+    });
   }
-  if (!c.tokenizer.empty()) write_text((dir / "tokenizer.model").string(), c.tokenizer);
-  write_trainer_json(dir, c.state, checksums);
-  sync_directory(dir.string());
+  Json sums = Json::object();
+  for (const auto& [name, sum] : mine) sums.set(name, sum);
+  for (const std::string& text : exchange_text(world, sums.dump())) {
+    const Json part = Json::parse(text, "a rank's checksums");
+    for (const std::string& name : part.keys()) all[name] = part.at(name).string();
+  }
+  return all;
 }
 
 // `dir` takes the name `target`. What had that name before is exchanged in the same instant where the file system can
@@ -169,23 +191,37 @@ void publish(const fs::path& dir, const fs::path& target) {
 
 }  // namespace
 
-std::string save_checkpoint(const std::string& run_dir, const CheckpointContents& contents) {
+std::string save_checkpoint(const std::string& run_dir, const CheckpointContents& contents, Communicator& world) {
   const fs::path root = fs::path(run_dir) / "checkpoints", target = root / step_name(contents.state.step);
   const fs::path dir = root / (temporary + step_name(contents.state.step));
+  const auto cannot = [&](const std::exception& e) { return str(target.string(), ": cannot be saved: ", e.what()); };
+  const auto with_root = [&](const std::function<void()>& work) {
+    on_root(world, [&] {
+      try {
+        work();
+      } catch (const fs::filesystem_error& e) {
+        throw Error(cannot(e));
+      }
+    });
+  };
   try {
-    if (fs::create_directories(root)) sync_directory(run_dir);
-    remove_temporaries(root);
-    check_free_space(root, contents);
-    write_directory(dir, contents);
-    publish(dir, target);
-    sync_directory(root.string());
-  } catch (const fs::filesystem_error& e) {
-    std::error_code ignored;
-    fs::remove_all(dir, ignored);
-    throw Error(str(target.string(), ": cannot be saved: ", e.what()));
+    with_root([&] {
+      if (fs::create_directories(root)) sync_directory(run_dir);
+      remove_temporaries(root);
+      check_free_space(root, contents);
+      fs::create_directory(dir);
+    });
+    const std::map<std::string, std::string> checksums = write_files(dir, contents, world);
+    with_root([&] {
+      if (!contents.tokenizer.empty()) write_text((dir / "tokenizer.model").string(), contents.tokenizer);
+      write_trainer_json(dir, contents.state, checksums);
+      sync_directory(dir.string());
+      publish(dir, target);
+      sync_directory(root.string());
+    });
   } catch (...) {
     std::error_code ignored;
-    fs::remove_all(dir, ignored);
+    if (world.rank() == 0) fs::remove_all(dir, ignored);
     throw;
   }
   return target.string();
@@ -283,21 +319,36 @@ std::string Checkpoint::tokenizer() const {
   return fs::exists(name, ignored) ? read_text(name) : "";
 }
 
-FoundCheckpoint find_checkpoint(const std::string& run_dir) {
-  const auto steps = list_steps(fs::path(run_dir) / "checkpoints");
+FoundCheckpoint find_checkpoint(const std::string& run_dir, Communicator& world) {
+  std::string names;
+  on_root(world, [&] {
+    for (const auto& [step, path] : list_steps(fs::path(run_dir) / "checkpoints")) names += path.string() + "\n";
+  });
+  std::vector<std::string> paths;
+  std::istringstream lines(exchange_text(world, names)[0]);
+  for (std::string path; std::getline(lines, path);) paths.push_back(path);
+
   FoundCheckpoint found;
-  for (auto it = steps.rbegin(); it != steps.rend(); ++it) {
-    try {
-      found.checkpoint.emplace(it->second.string());
-      found.checkpoint->verify();
-      for (std::string& warning : found.warnings) warning += "; " + it->second.string() + " is used instead";
+  for (auto path = paths.rbegin(); path != paths.rend(); ++path) {
+    std::string damage;
+    together(world, [&] {
+      try {
+        found.checkpoint.emplace(*path);
+        found.checkpoint->verify(world.rank(), world.size());
+      } catch (const DamagedFile& e) {
+        damage = e.what();
+      }
+    });
+    const std::vector<std::string> said = exchange_text(world, damage);
+    const auto first = std::find_if(said.begin(), said.end(), [](const std::string& text) { return !text.empty(); });
+    if (first == said.end()) {
+      for (std::string& warning : found.warnings) warning += "; " + *path + " is used instead";
       return found;
-    } catch (const DamagedFile& e) {
-      found.checkpoint.reset();
-      found.warnings.push_back(str(it->second.string(), " is damaged: ", e.what()));
     }
+    found.checkpoint.reset();
+    found.warnings.push_back(str(*path, " is damaged: ", *first));
   }
-  check(steps.empty(), run_dir, ": none of its ", steps.size(), " checkpoints can be used (",
+  check(paths.empty(), run_dir, ": none of its ", paths.size(), " checkpoints can be used (",
         found.warnings.empty() ? "" : found.warnings.front(), "); restore one, or move ", run_dir,
         "/checkpoints away to start afresh");
   return found;

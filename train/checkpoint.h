@@ -33,16 +33,17 @@ struct CheckpointContents {
   TrainerState state;
   ModelConfig config;
   const ParameterTable& table;
-  Fetch weights;              // whole logical tensors, by position in the table
-  Fetch exp_avg, exp_avg_sq;  // both empty for SGD
+  Gather weights;              // whole logical tensors, by position in the table
+  Gather exp_avg, exp_avg_sq;  // both empty for SGD
   std::string tokenizer;      // bytes of tokenizer.model; empty for none
 };
 
 // Writes the checkpoint and returns its path. Free space is checked first; everything goes to a temporary sibling that
 // is synced and then renamed, so that a kill at any moment leaves the older checkpoints and at most a stale temporary,
-// which the next save removes. On a failure the temporary is removed and Error thrown. An existing directory of the
-// same step is replaced.
-std::string save_checkpoint(const std::string& run_dir, const CheckpointContents& contents);
+// which the next save removes. Each rank of the world writes its own files, rank 0 trainer.json last, when all have
+// succeeded. On a failure of any rank the temporary is removed and every rank throws Error. An existing directory
+// of the same step is replaced.
+std::string save_checkpoint(const std::string& run_dir, const CheckpointContents& contents, Communicator& world);
 
 // Removes checkpoints of steps before `step`, just saved, except the newest keep_last (counting that of `step`) and
 // those whose step is a multiple of keep_every (0: none). Later steps, left by a run that was taken back, stay. Returns
@@ -91,6 +92,8 @@ struct FoundCheckpoint {
   std::optional<Checkpoint> checkpoint;
   std::vector<std::string> warnings;
 };
-FoundCheckpoint find_checkpoint(const std::string& run_dir);
+//
+// Collective: rank 0 lists them, each rank verifies its share of the tensors, and all agree.
+FoundCheckpoint find_checkpoint(const std::string& run_dir, Communicator& world);
 
 }  // namespace onescale

@@ -18,16 +18,21 @@ int eval_command(const Options& options) {
   const std::int64_t T = options.seq_len ? options.seq_len : source.config().n_positions;
   Batches batches(dataset, T, 0, SampleOrder::sequential);
 
-  const DType dtype = parse_dtype(options.dtype);
+  ZeroSettings whole;
+  whole.dtype = parse_dtype(options.dtype);
   const std::int64_t B = options.micro_batch;
-  const std::unique_ptr<Device> device = planned_device(options, [&](Device& dry) {
-    ModelWeights weights(dry, source.config(), dtype);
-    GptBigCode model(dry, source.config(), B, T, dtype, Recompute::none, false);
+  const auto make = [&](Device& device, Mesh& mesh) {
+    return GptBigCode(device, mesh, source.config(), SpMode::ulysses, B, T, whole.dtype, Recompute::none, false);
+  };
+  const std::unique_ptr<Mesh> mesh = Mesh::single();
+  const std::unique_ptr<Device> device = planned_device(options, mesh->layout, [&](Device& dry, Mesh& groups) {
+    ModelWeights weights(dry, groups, source.config(), whole);
+    GptBigCode model = make(dry, groups);
     Evaluator(weights, model, B, T).run_empty();
   });
-  ModelWeights weights(*device, source.config(), dtype);
-  weights.load([&](std::size_t i, float* out) { source.read(i, out); });
-  GptBigCode model(*device, source.config(), B, T, dtype, Recompute::none, false);
+  ModelWeights weights(*device, *mesh, source.config(), whole);
+  weights.load(source.fetch());
+  GptBigCode model = make(*device, *mesh);
   const EvalResult result =
       Evaluator(weights, model, B, T).run(batches, tokenizer ? &*tokenizer : nullptr, options.eval_rows, [] {
         return false;

@@ -34,51 +34,44 @@ Evaluator::Evaluator(ModelWeights& weights, GptBigCode& model, std::int64_t micr
       model_(model),
       micro_batch_(micro_batch),
       seq_len_(seq_len),
-      sum_(weights.device().allocate(Kind::workspace, DType::float64, {1})),
-      token_loss_(weights.device().allocate(Kind::workspace, DType::float32, {micro_batch * seq_len})) {}
+      sum_(weights.device().allocate(Kind::workspace, DType::float64, {1})) {}
 
-double Evaluator::loss_sum(const HostRows& all, float* token_losses) {
-  Device& device = weights_.device();
-  const std::int64_t B = micro_batch_, T = seq_len_;
-  device.fill(sum_, 0);
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(B * T)), labels(ids.size());
-  std::vector<float> losses(token_losses ? ids.size() : 0);
-  for (std::int64_t row = 0; row < all.rows; row += B) {
-    const std::int64_t n = std::min(B, all.rows - row) * T;
-    // A short last micro-batch is filled with rows whose labels are all ignored.
-    std::fill(std::copy_n(all.ids + row * T, n, ids.begin()), ids.end(), 0);
-    std::fill(std::copy_n(all.labels + row * T, n, labels.begin()), labels.end(), ignored_label);
-    model_.forward(sum_, token_losses ? token_loss_ : Tensor(), {ids.data(), labels.data()}, weights_.units());
-    if (token_losses) {
-      device.download(losses.data(), token_loss_);
-      std::copy_n(losses.begin(), n, token_losses + row * T);
-    }
-  }
-  double sum = 0;
-  device.download(&sum, sum_);
-  return sum;
+void Evaluator::add(const Batch& batch) {
+  // A short micro-batch is filled with rows whose labels are all ignored.
+  std::vector<std::int32_t> ids = batch.ids, labels = batch.labels;
+  ids.resize(static_cast<std::size_t>(micro_batch_ * seq_len_), 0);
+  labels.resize(ids.size(), ignored_label);
+  model_.forward(sum_, {}, {ids.data(), labels.data()}, weights_.units());
 }
 
 EvalResult Evaluator::run(Batches& batches, const Tokenizer* tokenizer, std::int64_t samples,
                           const std::function<bool()>& stop) {
+  Mesh& mesh = weights_.mesh();
   const std::int64_t all = samples > 0 ? std::min(samples, batches.windows()) : batches.windows();
-  EvalResult result;
-  for (std::int64_t first = 0; first < all && !stop(); first += micro_batch_) {
-    const Batch batch = batches.rows(first, std::min(micro_batch_, all - first));
-    const std::int64_t next = first + batch.rows;
-    if (next < all) batches.prefetch(next, std::min(micro_batch_, all - next));
-    result.loss_sum += loss_sum({batch.ids.data(), batch.labels.data(), batch.rows});
-    result.good_tokens += batch.good_tokens;
+  EvalResult mine, result;
+  weights_.device().fill(sum_, 0);
+  const auto rows_at = [&](std::int64_t first) { return std::clamp(all - first, std::int64_t{0}, micro_batch_); };
+  const std::int64_t stride = micro_batch_ * mesh.layout.dp, begin = micro_batch_ * mesh.layout.dp_rank();
+  for (std::int64_t first = begin; first - begin < all && !stop(); first += stride) {
+    const Batch batch = rows_at(first) > 0 ? batches.rows(first, rows_at(first)) : Batch{};
+    if (rows_at(first + stride) > 0) batches.prefetch(first + stride, rows_at(first + stride));
+    add(batch);
+    mine.good_tokens += batch.good_tokens;
     for (const std::int32_t label : batch.labels) {
-      if (tokenizer && label != ignored_label) result.bytes += tokenizer->byte_length(label);
+      if (tokenizer && label != ignored_label) mine.bytes += tokenizer->byte_length(label);
     }
+  }
+  weights_.device().download(&mine.loss_sum, sum_);
+  for (const EvalResult& part : mesh.shard->exchange(mine)) result.loss_sum += part.loss_sum;
+  for (const EvalResult& part : mesh.dp->exchange(mine)) {
+    result.good_tokens += part.good_tokens;
+    result.bytes += part.bytes;
   }
   return result;
 }
 
 void Evaluator::run_empty() {
-  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(micro_batch_ * seq_len_), 0);
-  loss_sum({zeros.data(), zeros.data(), micro_batch_});
+  add({});
 }
 
 }  // namespace onescale

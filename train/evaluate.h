@@ -20,28 +20,27 @@ struct EvalResult {
   std::string text() const;      // "loss 2.1034 (perplexity 8.19, 0.91 bits per byte) on 40960 tokens"
 };
 
+// Every rank of the weights' mesh makes the same calls; data-parallel ranks share the rows.
 class Evaluator {
  public:
   // model: built for micro-batches of micro_batch rows of seq_len tokens; that of a training step will do.
   Evaluator(ModelWeights& weights, GptBigCode& model, std::int64_t micro_batch, std::int64_t seq_len);
 
-  // Sum of the losses of any number of rows, without dropout. token_losses [rows * seq_len], when not null, receives
-  // each, 0 where ignored.
-  double loss_sum(const HostRows& rows, float* token_losses = nullptr);
-
   // Over the first `samples` windows in the order of `batches` (0: one epoch). Returns early with what it has when
-  // `stop` says so.
+  // `stop`, which answers alike on every rank, says so.
   EvalResult run(Batches& batches, const Tokenizer* tokenizer, std::int64_t samples, const std::function<bool()>& stop);
 
   // A micro-batch of zeros, for a dry run.
   void run_empty();
 
  private:
+  // Adds the losses of up to micro_batch rows, without dropout.
+  void add(const Batch& batch);
+
   ModelWeights& weights_;
   GptBigCode& model_;
   std::int64_t micro_batch_, seq_len_;
-  Tensor sum_;         // float64 [1]
-  Tensor token_loss_;  // float32 [micro_batch * seq_len]
+  Tensor sum_;  // float64 [1]
 };
 
 }  // namespace onescale

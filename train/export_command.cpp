@@ -21,9 +21,12 @@ int export_command(const Options& options) {
   fs::create_directories(partial, error);
   check(!error, "out ", out, " cannot be made: ", error.message(), "; give a place that can be written");
   try {
-    write_model(
-        partial, source.config(), source.table(), [&](std::size_t i, float* w) { source.read(i, w); },
-        options.dtype == "bfloat16" ? FileType::BF16 : FileType::F32);
+    const auto fetch = [&](const std::vector<std::int64_t>& wanted, float* out) {
+      const auto i = static_cast<std::size_t>(wanted[0]);
+      source.read(i, 0, source.table().parameters[i].numel(), out);
+    };
+    write_model(partial, source.config(), source.table(), fetch,
+                options.dtype == "bfloat16" ? FileType::BF16 : FileType::F32, *make_single_communicator("world"));
     if (const auto tokenizer = source.tokenizer()) write_text(partial + "/tokenizer.model", tokenizer->model());
     sync_directory(partial);
   } catch (...) {

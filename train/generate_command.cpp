@@ -43,16 +43,18 @@ int generate_command(const Options& options) {
               config.n_positions, "; shorten it");
   const std::int64_t capacity = std::min(length + options.max_new_tokens, config.n_positions);
 
-  const DType dtype = parse_dtype(options.dtype);
-  const std::unique_ptr<Device> device = planned_device(options, [&](Device& dry) {
-    ModelWeights weights(dry, config, dtype);
-    Decoder decoder(dry, config, capacity, dtype);
+  ZeroSettings whole;
+  whole.dtype = parse_dtype(options.dtype);
+  const std::unique_ptr<Mesh> mesh = Mesh::single();
+  const std::unique_ptr<Device> device = planned_device(options, mesh->layout, [&](Device& dry, Mesh& groups) {
+    ModelWeights weights(dry, groups, config, whole);
+    Decoder decoder(dry, groups, config, capacity, whole.dtype);
     decoder.append(prompt, weights.units());
     decoder.append(std::span(prompt).first(1), weights.units());
   });
-  ModelWeights weights(*device, config, dtype);
-  weights.load([&](std::size_t i, float* out) { source.read(i, out); });
-  Decoder decoder(*device, config, capacity, dtype);
+  ModelWeights weights(*device, *mesh, config, whole);
+  weights.load(source.fetch());
+  Decoder decoder(*device, *mesh, config, capacity, whole.dtype);
   const SampleSettings settings = {options.temperature, options.top_k, options.top_p, options.max_new_tokens,
                                    static_cast<std::uint64_t>(options.seed)};
   generate(decoder, weights.units(), prompt, tokenizer->eot(), settings, [&](std::int32_t id) {

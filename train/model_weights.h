@@ -2,37 +2,49 @@
 #pragma once
 
 #include "model/hf_files.h"
-#include "parallel/replicated.h"
+#include "parallel/assembly.h"
 
 namespace onescale {
 
+// Fills `out` with elements [first, first + count) of the whole tensor at this position of the table.
+using FetchRange = std::function<void(std::size_t parameter, std::int64_t first, std::int64_t count, float* out)>;
+
+// This rank's part of every tensor is taken from whole ones; `keep(unit)` says where it goes.
+void load_owned(Device& device, const Placement& place, const Assembly::Source& keep, const FetchRange& fetch);
+
 class ModelWeights {
  public:
-  // dtype: of the copy that the model multiplies with; masters are float32.
-  ModelWeights(Device& device, const ModelConfig& config, DType dtype);
+  ModelWeights(Device& device, Mesh& mesh, const ModelConfig& config, const ZeroSettings& zero = {});
   ModelWeights(const ModelWeights&) = delete;
   ModelWeights& operator=(const ModelWeights&) = delete;
 
   // From the table's initialisers, keyed by (seed, tensor, element).
   void initialise(std::uint64_t seed);
-  void load(const Fetch& fetch);
-  void read(std::size_t parameter, float* out);
-
-  // The elements of a parameter in a flat buffer that holds its whole unit.
-  Tensor part(Tensor unit, std::size_t parameter) const;
+  void load(const FetchRange& fetch);
+  // The masters, to assemble.
+  Assembly::Source source() {
+    return [this](int unit) { return units_->master(unit); };
+  }
 
   const ModelConfig& config() const { return config_; }
-  const ParameterTable& table() const { return table_; }
-  const FlatLayout& layout() const { return layout_; }
-  Weights& units() { return units_; }
+  const ParameterTable& table() const { return place_.slices.whole(); }
+  const Placement& place() const { return place_; }
+  const Assembly& assembly() const { return assembly_; }
+  const ZeroSettings& zero() const { return zero_; }
+  Weights& units() { return *units_; }
   Device& device() { return dev_; }
+  Mesh& mesh() { return mesh_; }
 
  private:
+  void written();  // the masters: copies follow
+
   Device& dev_;
+  Mesh& mesh_;
   ModelConfig config_;
-  ParameterTable table_;
-  FlatLayout layout_;
-  ReplicatedWeights units_;
+  ZeroSettings zero_;
+  Placement place_;
+  Assembly assembly_;
+  std::unique_ptr<Weights> units_;
 };
 
 }  // namespace onescale

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "parallel/units.h"
+#include "parallel/zero.h"
 
 namespace onescale {
 
@@ -15,8 +15,7 @@ struct OptimizerSettings {
 class Optimizer {
  public:
   // Takes the moments' memory: two floats an owned element for AdamW, none for SGD.
-  Optimizer(Device& device, const ParameterTable& table, const FlatLayout& layout, Weights& weights,
-            const OptimizerSettings& settings);
+  Optimizer(Device& device, const Placement& place, Weights& weights, const OptimizerSettings& settings);
 
   // One update of every owned element with the step's reduced gradients times `gradient_scale`. Weight decay acts where
   // the table says.
@@ -24,16 +23,19 @@ class Optimizer {
 
   bool has_moments() const { return settings_.adamw; }
   // The owned part of a unit's first (0) or second (1) moments.
-  Tensor moments(int which, int unit) const { return (which == 0 ? m_ : v_)[static_cast<std::size_t>(unit)]; }
+  Owned moments(int which, int unit) const {
+    const auto u = static_cast<std::size_t>(unit);
+    return {(which == 0 ? m_ : v_)[u], begin_[u]};
+  }
   std::int64_t updates() const { return updates_; }  // Adam's own count
   void set_updates(std::int64_t updates) { updates_ = updates; }
 
  private:
   Device& dev_;
-  const ParameterTable& table_;
-  const FlatLayout& layout_;
+  const Placement& place_;
   OptimizerSettings settings_;
   std::vector<Tensor> m_, v_;
+  std::vector<std::int64_t> begin_;
   std::int64_t updates_ = 0;
 };
 

@@ -46,11 +46,24 @@ ModelConfig config_from_options(const Options& o, std::int64_t tokenizer_size) {
   return c;
 }
 
+ZeroSettings zero_settings(const Options& o) {
+  ZeroSettings z;
+  z.stage = static_cast<int>(o.zero);
+  z.dtype = parse_dtype(o.dtype);
+  z.reduction.kind = o.reduction == "all_reduce"       ? Reduction::all_reduce
+                     : o.reduction == "reduce_scatter" ? Reduction::reduce_scatter
+                                                       : Reduction::ordered;
+  z.reduction.bucket_mb = o.bucket_mb;
+  z.reduction.wire = parse_dtype(o.reduce_dtype);
+  return z;
+}
+
 StepSettings step_settings(const Options& o, std::int64_t seq_len) {
   StepSettings s;
   s.micro_batch = o.micro_batch;
   s.seq_len = seq_len;
-  s.dtype = parse_dtype(o.dtype);
+  s.zero = zero_settings(o);
+  s.sp_mode = o.sp_mode == "gather_kv" ? SpMode::gather_kv : SpMode::ulysses;
   s.recompute = parse_recompute(o.recompute);
   s.optimizer = {o.optimizer == "adamw", static_cast<float>(o.beta1), static_cast<float>(o.beta2),
                  static_cast<float>(o.eps), static_cast<float>(o.weight_decay)};
@@ -63,7 +76,7 @@ ModelSource::ModelSource(const std::string& path) : dir_(path) {
   check(fs::is_directory(path), "model ", path,
         " is not a directory; give a Hugging Face directory, a checkpoint or a run directory");
   if (!fs::exists(fs::path(path) / "config.json") && fs::is_directory(fs::path(path) / "checkpoints")) {
-    const FoundCheckpoint found = find_checkpoint(path);
+    const FoundCheckpoint found = find_checkpoint(path, *make_single_communicator("world"));
     check(found.checkpoint.has_value(), "run directory ", path, " has no checkpoint yet");
     dir_ = found.checkpoint->path();
   }
@@ -74,8 +87,8 @@ ModelSource::ModelSource(const std::string& path) : dir_(path) {
     std::fprintf(stderr, "onescale: warning: %s\n", warning.c_str());
 }
 
-void ModelSource::read(std::size_t parameter, float* out) const {
-  reader_->read(parameter, 0, table_.parameters[parameter].numel(), out);
+void ModelSource::read(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const {
+  reader_->read(parameter, first, count, out);
 }
 
 std::optional<Tokenizer> ModelSource::tokenizer() const {
@@ -84,12 +97,12 @@ std::optional<Tokenizer> ModelSource::tokenizer() const {
   return Tokenizer::load(file.string());
 }
 
-std::unique_ptr<Device> planned_device(const Options& options, const std::function<void(Device&)>& work,
-                                       std::unique_ptr<Device>* plan) {
-  std::unique_ptr<Device> dry = make_device(options, true);
-  work(*dry);
+std::unique_ptr<Device> planned_device(const Options& options, const Layout& layout,
+                                       const std::function<void(Device&, Mesh&)>& work, Plan* plan) {
+  Plan dry{Mesh::recording(layout), make_device(options, true)};
+  work(*dry.device, *dry.mesh);
   std::unique_ptr<Device> device = make_device(options, false);
-  device->reserve_scratch(dry->memory()[static_cast<std::size_t>(Kind::kernel_scratch)]);
+  device->reserve_scratch(dry.device->memory()[static_cast<std::size_t>(Kind::kernel_scratch)]);
   if (plan) *plan = std::move(dry);
   return device;
 }

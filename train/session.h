@@ -21,6 +21,7 @@ Recompute parse_recompute(const std::string& name);
 // The sizes given as options; vocab_size 0 is replaced by `tokenizer_size`.
 ModelConfig config_from_options(const Options& options, std::int64_t tokenizer_size);
 StepSettings step_settings(const Options& options, std::int64_t seq_len);
+ZeroSettings zero_settings(const Options& options);
 
 // A directory with weights: a Hugging Face model, a checkpoint of ours, or a run directory, which means its newest
 // whole checkpoint.
@@ -31,7 +32,10 @@ class ModelSource {
   const std::string& dir() const { return dir_; }
   const ModelConfig& config() const { return config_; }
   const ParameterTable& table() const { return table_; }
-  void read(std::size_t parameter, float* out) const;
+  void read(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const;
+  FetchRange fetch() const {
+    return [this](std::size_t i, std::int64_t first, std::int64_t count, float* out) { read(i, first, count, out); };
+  }
   // The tokenizer beside the weights; empty when there is none.
   std::optional<Tokenizer> tokenizer() const;
 
@@ -42,10 +46,15 @@ class ModelSource {
   std::unique_ptr<ModelReader> reader_;
 };
 
-// A device with the scratch that `work` needs, found by running it on a dry one first; `plan`, when given, receives
-// that dry device.
-std::unique_ptr<Device> planned_device(const Options& options, const std::function<void(Device&)>& work,
-                                       std::unique_ptr<Device>* plan = nullptr);
+// A dry device after some work, and the recording groups that the work went through.
+struct Plan {
+  std::unique_ptr<Mesh> mesh;
+  std::unique_ptr<Device> device;
+};
+// A device with the scratch that `work` needs, found by running it for this layout on a dry one first; `plan`, when
+// given, receives that.
+std::unique_ptr<Device> planned_device(const Options& options, const Layout& layout,
+                                       const std::function<void(Device&, Mesh&)>& work, Plan* plan = nullptr);
 
 // A table of a device's memory by kind, one line a kind and the total.
 std::string memory_table(const Device& device);

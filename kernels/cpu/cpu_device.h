@@ -24,6 +24,8 @@ class CpuDevice final : public Device {
   void upload(Tensor dst, const void* src) override;
   void download(void* dst, Tensor src) override;
   void synchronize() override {}
+  void after_each(std::function<void()> hook) override { after_each_ = std::move(hook); }
+  void trace(std::function<void(const char*, double, double)> event) override { trace_ = std::move(event); }
   std::vector<std::pair<std::string, Work>> work() const override { return work_; }
   void reset_work(bool profile) override;
   double peak_flops() override;
@@ -61,6 +63,8 @@ class CpuDevice final : public Device {
                           std::int64_t rows) override;
   void cross_entropy(Tensor loss, Tensor logits, Tensor stats, Tensor labels, std::int64_t first_row, std::int64_t rows,
                      float weight) override;
+  void combine_statistics(Tensor stats, Tensor parts) override;
+  void sum_pieces(Tensor out, const std::vector<Tensor>& pieces, Write write) override;
   void sum(Tensor out, Tensor x, Write write) override;
   void sum_of_squares(Tensor out, Tensor x, Write write) override;
   void adamw(Tensor w, Tensor m, Tensor v, Tensor g, Tensor compute, const AdamW& settings) override;
@@ -95,6 +99,8 @@ class CpuDevice final : public Device {
   std::int64_t scratch_bytes_ = 0;
   std::array<std::int64_t, kind_count> memory_{};
   std::vector<std::pair<std::string, Work>> work_;
+  std::function<void()> after_each_;
+  std::function<void(const char*, double, double)> trace_;
   double peak_flops_ = 0, peak_bandwidth_ = 0;
   std::unique_ptr<Blocks> blocks_;
 };

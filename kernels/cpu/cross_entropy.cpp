@@ -72,6 +72,28 @@ void CpuDevice::softmax_statistics(Tensor stats, Tensor logits, Tensor labels, s
   });
 }
 
+void CpuDevice::combine_statistics(Tensor stats, Tensor parts) {
+  const std::int64_t n = stats.dim(0), shards = parts.dim(0);
+  expect("combine_statistics", "stats", stats, DType::float32, {n, 3});
+  expect("combine_statistics", "parts", parts, DType::float32, {shards, n, 3});
+  Run run(*this, "combine_statistics", 4.0 * static_cast<double>(parts.numel()), static_cast<double>(parts.bytes()));
+  if (!run) return;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto part = [&](std::int64_t shard) { return parts.as<float>() + (shard * n + i) * 3; };
+    float most = -infinity, label = 0;
+    double sum = 0;
+    for (std::int64_t s = 0; s < shards; ++s) most = std::max(most, part(s)[0]);
+    for (std::int64_t s = 0; s < shards; ++s) {
+      // A shard that is nothing but padding has the maximum -inf and adds 0.
+      if (part(s)[1] > 0)
+        sum += static_cast<double>(part(s)[1]) * std::exp(static_cast<double>(part(s)[0]) - static_cast<double>(most));
+      label += part(s)[2];
+    }
+    float* const out = stats.as<float>() + i * 3;
+    out[0] = most, out[1] = static_cast<float>(sum), out[2] = label;
+  }
+}
+
 void CpuDevice::cross_entropy(Tensor loss, Tensor logits, Tensor stats, Tensor labels, std::int64_t first_row,
                               std::int64_t rows, float weight) {
   check_logits("cross_entropy", logits, stats, labels, rows);

@@ -15,7 +15,7 @@ namespace onescale {
 
 const char* name_of(Kind kind) {
   static constexpr const char* names[kind_count] = {"parameters", "gradients",      "optimizer", "activations",
-                                                    "workspace",  "kernel scratch", "batches"};
+                                                    "workspace",  "kernel scratch", "batches",   "transient"};
   return names[static_cast<int>(kind)];
 }
 
@@ -119,14 +119,17 @@ CpuDevice::Run::Run(CpuDevice& device, const char* name, double flops, double by
     device.scratch_ = device.blocks_->take(scratch_bytes);
     device.scratch_bytes_ = most = scratch_bytes;
   }
-  if (device.profile_) start_ = std::chrono::steady_clock::now();
+  if (device.profile_ || device.trace_) start_ = std::chrono::steady_clock::now();
 }
 
 CpuDevice::Run::~Run() {
-  if (device_.profile_) {
-    device_.work_[entry_].second.seconds +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  if (device_.profile_ || device_.trace_) {
+    const auto now = std::chrono::steady_clock::now();
+    device_.work_[entry_].second.seconds += std::chrono::duration<double>(now - start_).count();
+    const auto seconds = [](auto time) { return std::chrono::duration<double>(time.time_since_epoch()).count(); };
+    if (device_.trace_) device_.trace_(device_.work_[entry_].first.c_str(), seconds(start_), seconds(now));
   }
+  if (device_.after_each_) device_.after_each_();
 }
 
 char* CpuDevice::Run::scratch() const {

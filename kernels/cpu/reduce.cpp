@@ -75,6 +75,32 @@ std::int64_t partial_bytes(const Tensor& x) {
 }  // namespace
 }  // namespace cpu
 
+void CpuDevice::sum_pieces(Tensor out, const std::vector<Tensor>& pieces, Write write) {
+  check(!pieces.empty(), "sum_pieces: there is no piece");
+  const DType dtype = pieces[0].dtype;
+  for (const Tensor& piece : pieces) expect_count("sum_pieces", "piece", piece, dtype, out.numel());
+  expect_count("sum_pieces", "out", out, out.dtype == DType::float32 ? out.dtype : dtype, out.numel());
+  const auto k = static_cast<double>(pieces.size());
+  Run run(*this, "sum_pieces", k * static_cast<double>(out.numel()),
+          k * static_cast<double>(pieces[0].bytes()) + static_cast<double>(out.bytes()));
+  if (!run) return;
+  const auto add = [&]<class Out, class In>(Out*, In*) {
+    constexpr std::int64_t block = 1 << 14;
+#pragma omp parallel for num_threads(threads_) schedule(static)
+    for (std::int64_t begin = 0; begin < out.numel(); begin += block) {
+      cpu::each_vector(std::min(block, out.numel() - begin), [&](std::int64_t i, auto part) {
+        cpu::f16x sum = part.load(pieces[0].as<In>() + begin + i);
+        for (std::size_t p = 1; p < pieces.size(); ++p) sum += part.load(pieces[p].as<In>() + begin + i);
+        Out* const to = out.as<Out>() + begin + i;
+        part.store(to, write == Write::accumulate ? part.load(to) + sum : sum);
+      });
+    }
+  };
+  cpu::with_storage(dtype, [&]<class In>(In) {
+    cpu::with_storage(out.dtype, [&]<class Out>(Out) { add(static_cast<Out*>(nullptr), static_cast<In*>(nullptr)); });
+  });
+}
+
 void CpuDevice::sum(Tensor out, Tensor x, Write write) {
   expect("sum", "out", out, DType::float64, {1});
   expect_count("sum", "x", x, DType::float32, x.numel());
