@@ -24,7 +24,7 @@ std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const StoredTens
 
 }  // namespace
 
-int gradients_command(const Options& options) {
+int gradients_command(const Options& options, World&) {
   const ModelSource source(options.model);
   ModelConfig config = source.config();
   config.embd_pdrop = config.resid_pdrop = config.attn_pdrop = 0;

@@ -1,7 +1,5 @@
 #include <cstdio>
-#include <exception>
 #include <map>
-#include <new>
 #include <string>
 
 #include "kernels/error.h"
@@ -9,29 +7,30 @@
 
 int main(int argc, char** argv) {
   using namespace onescale;
-  const std::map<std::string, int (*)(const Options&)> commands = {
-      {"prepare", prepare_command},    {"train", train_command},   {"eval", eval_command},
-      {"generate", generate_command},  {"export", export_command}, {"plan", plan_command},
-      {"gradients", gradients_command}};
-  try {
+  const std::map<std::string, int (*)(const Options&)> commands = {{"prepare", prepare_command},
+                                                                   {"eval", eval_command},
+                                                                   {"generate", generate_command},
+                                                                   {"export", export_command},
+                                                                   {"plan", plan_command}};
+  const std::map<std::string, int (*)(const Options&, World&)> commands_on_ranks = {{"train", train_command},
+                                                                                    {"gradients", gradients_command}};
+  World world;
+  return world.run([&] {
+    const auto on_ranks = commands_on_ranks.find(argc > 1 ? argv[1] : "");
+    if (on_ranks != commands_on_ranks.end()) world.open();
     const Parsed parsed = parse(argc, argv);
     if (!parsed.text.empty()) {
-      std::fputs(parsed.text.c_str(), parsed.exit_code == 0 ? stdout : stderr);
+      if (world.rank() == 0) std::fputs(parsed.text.c_str(), parsed.exit_code == 0 ? stdout : stderr);
       return parsed.exit_code;
     }
-    const int code = commands.at(parsed.options.command)(parsed.options);
+    world.set_timeout(parsed.options.comm_timeout);
+    if (world.rank() == 0 && world.launch().world > 1) {
+      std::printf("%d ranks from %s\n", world.launch().world, world.launch().source.c_str());
+    }
+    const int code = on_ranks != commands_on_ranks.end() ? on_ranks->second(parsed.options, world)
+                                                         : commands.at(parsed.options.command)(parsed.options);
     check(std::fflush(stdout) == 0 && std::ferror(stdout) == 0,
           "standard output cannot be written; its reader is gone or the disk full");
     return code;
-  } catch (const UsageError& error) {
-    std::fprintf(stderr, "onescale: %s\n", error.what());
-    return 2;
-  } catch (const std::bad_alloc&) {
-    std::fputs("onescale: no memory left; a smaller micro_batch or seq_len, or recompute = block, needs less\n",
-               stderr);
-    return 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "onescale: %s\n", error.what());
-    return 1;
-  }
+  });
 }

@@ -4,7 +4,7 @@
 
 namespace onescale {
 
-int train_command(const Options& options) {
+int train_command(const Options& options, World&) {
   return TrainingRun(options).run();
 }
 

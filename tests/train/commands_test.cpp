@@ -28,7 +28,8 @@ TEST(GradientsCommandGolden, WritesLossNormGradientsAndLogits) {
     options.out = scratch.dir + "/" + name + ".safetensors";
     options.logits = true;
     options.micro_batch = 0;
-    ASSERT_EQ(gradients_command(options), 0);
+    World world;
+    ASSERT_EQ(gradients_command(options, world), 0);
     const SafetensorsFile file(options.out);
     for (const StoredTensor& expected : golden.expect.tensors()) {
       if (expected.name == "token_nll") continue;
