@@ -168,10 +168,10 @@ class FileQueue {
   void write(const std::vector<float>& values) {
     const auto& [name, first, last] = files_[file_];
     if (!writer_) {
-      writer_ = std::make_shared<SafetensorsWriter>(
-          str(dir_, "/", name), std::vector(tensors_.begin() + static_cast<std::ptrdiff_t>(first),
-                                            tensors_.begin() + static_cast<std::ptrdiff_t>(last)),
-          metadata);
+      writer_ = std::make_shared<SafetensorsWriter>(str(dir_, "/", name),
+                                                    std::vector(tensors_.begin() + static_cast<std::ptrdiff_t>(first),
+                                                                tensors_.begin() + static_cast<std::ptrdiff_t>(last)),
+                                                    metadata);
     }
     writer_->write(values.data(), static_cast<std::int64_t>(values.size()));
     if (static_cast<std::size_t>(order_[turn_++]) + 1 < last) return;

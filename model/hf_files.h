@@ -50,8 +50,8 @@ class ModelReader {
   std::vector<std::string> warnings_;
 };
 
-// Fills `out` with the whole tensor at position wanted[rank] of a list, or nothing for -1. Every rank of a group calls it
-// with the same list.
+// Fills `out` with the whole tensor at position wanted[rank] of a list, or nothing for -1. Every rank of a group calls
+// it with the same list.
 using Gather = std::function<void(const std::vector<std::int64_t>& wanted, float* out)>;
 
 inline constexpr std::int64_t max_file_bytes = 5'000'000'000;
@@ -62,16 +62,16 @@ std::vector<std::pair<std::string, std::vector<StoredTensor>>> split_files(const
                                                                            const std::string& stem, std::int64_t limit);
 // Writes the tensors as DIR/STEM*.safetensors with an index when there are several files. The files are dealt out over
 // the ranks of `group`, about as many as there are ranks or more; a rank has one tensor at a time in memory. Files are
-// on the disk when it returns; the directory itself is not synced. Returns the checksums by name of the tensors that this
-// rank wrote. Collective; a rank that cannot write throws Error after the others have had their tensors from it.
+// on the disk when it returns; the directory itself is not synced. Returns the checksums by name of the tensors that
+// this rank wrote. Collective; a rank that cannot write throws Error after the others have had their tensors from it.
 std::map<std::string, std::string> write_tensors(const std::string& dir, const std::string& stem,
                                                  const std::vector<StoredTensor>& tensors, const Gather& gather,
                                                  Communicator& group, std::int64_t limit = max_file_bytes);
 
 // The tensors of a model's files, in table order.
 std::vector<StoredTensor> model_tensors(const ParameterTable& table, FileType type);
-// A directory that transformers loads: config.json, by rank 0, and the weights as F32, BF16 or F16, as write_tensors. DIR
-// must exist and hold no model.
+// A directory that transformers loads: config.json, by rank 0, and the weights as F32, BF16 or F16, as write_tensors.
+// DIR must exist and hold no model.
 std::map<std::string, std::string> write_model(const std::string& dir, const ModelConfig& config,
                                                const ParameterTable& table, const Gather& gather, FileType type,
                                                Communicator& group, std::int64_t limit = max_file_bytes);

@@ -11,22 +11,6 @@ namespace onescale {
 
 namespace {
 
-// Adds the seconds that the caller spends in wait() to the group's traffic.
-class Timed final : public Transfer {
- public:
-  Timed(std::unique_ptr<Transfer> inner, double& seconds) : inner_(std::move(inner)), seconds_(seconds) {}
-  void wait() override {
-    if (!inner_) return;
-    const auto begin = std::chrono::steady_clock::now();
-    std::exchange(inner_, nullptr)->wait();
-    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  }
-
- private:
-  std::unique_ptr<Transfer> inner_;
-  double& seconds_;
-};
-
 void copy_bytes(Tensor out, Tensor in) {
   if (out.data != in.data && in.bytes() > 0) std::memcpy(out.data, in.data, static_cast<std::size_t>(in.bytes()));
 }
@@ -91,6 +75,29 @@ std::int64_t bytes_but(const std::vector<Tensor>& pieces, int rank) {
 
 }  // namespace
 
+// Adds the seconds that the caller spends in wait() to the group's traffic.
+class Communicator::Timed final : public Transfer {
+ public:
+  Timed(std::unique_ptr<Transfer> inner, Communicator& group, const char* operation)
+      : inner_(std::move(inner)), group_(group), operation_(operation) {}
+  void wait() override {
+    if (!inner_) return;
+    const auto now = [] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    };
+    const double begin = now();
+    std::exchange(inner_, nullptr)->wait();
+    const double end = now();
+    group_.traffic_.exposed_seconds += end - begin;
+    if (group_.on_wait_) group_.on_wait_(operation_, begin, end);
+  }
+
+ private:
+  std::unique_ptr<Transfer> inner_;
+  Communicator& group_;
+  const char* operation_;
+};
+
 void Communicator::count(const char* operation, std::int64_t sent, std::int64_t size) {
   Traffic::Count& count = traffic_.operations[operation];
   ++count.calls;
@@ -103,34 +110,34 @@ void Communicator::count(const char* operation, std::int64_t sent, std::int64_t 
 
 std::unique_ptr<Transfer> Communicator::all_reduce(Tensor x) {
   count("all_reduce", 2 * x.bytes() * (size_ - 1) / size_, x.bytes());
-  return std::make_unique<Timed>(start_all_reduce(x), traffic_.exposed_seconds);
+  return std::make_unique<Timed>(start_all_reduce(x), *this, "all_reduce");
 }
 
 std::unique_ptr<Transfer> Communicator::reduce_scatter(Tensor out, std::vector<Tensor> in) {
   check(static_cast<int>(in.size()) == size_ && in[static_cast<std::size_t>(rank_)].numel() == out.numel(),
         "reduce_scatter in ", name_, ": ", in.size(), " pieces for ", size_, " ranks, or a result of another size");
   count("reduce_scatter", bytes_but(in, rank_), bytes_but(in, -1));
-  return std::make_unique<Timed>(start_reduce_scatter(out, std::move(in)), traffic_.exposed_seconds);
+  return std::make_unique<Timed>(start_reduce_scatter(out, std::move(in)), *this, "reduce_scatter");
 }
 
 std::unique_ptr<Transfer> Communicator::all_gather(std::vector<Tensor> out, Tensor in) {
   check(static_cast<int>(out.size()) == size_ && out[static_cast<std::size_t>(rank_)].numel() == in.numel(),
         "all_gather in ", name_, ": ", out.size(), " pieces for ", size_, " ranks, or a piece of another size");
   count("all_gather", in.bytes() * (size_ - 1), bytes_but(out, -1));
-  return std::make_unique<Timed>(start_all_gather(std::move(out), in), traffic_.exposed_seconds);
+  return std::make_unique<Timed>(start_all_gather(std::move(out), in), *this, "all_gather");
 }
 
 std::unique_ptr<Transfer> Communicator::all_to_all(std::vector<Tensor> out, std::vector<Tensor> in) {
   check(static_cast<int>(out.size()) == size_ && static_cast<int>(in.size()) == size_, "all_to_all in ", name_, ": ",
         in.size(), " and ", out.size(), " pieces for ", size_, " ranks");
   count("all_to_all", bytes_but(in, rank_), bytes_but(in, -1));
-  return std::make_unique<Timed>(start_all_to_all(std::move(out), std::move(in)), traffic_.exposed_seconds);
+  return std::make_unique<Timed>(start_all_to_all(std::move(out), std::move(in)), *this, "all_to_all");
 }
 
 std::unique_ptr<Transfer> Communicator::broadcast(Tensor x, int root) {
   check(root >= 0 && root < size_, "broadcast in ", name_, ": there is no rank ", root, " among ", size_);
   count("broadcast", root == rank_ ? x.bytes() : 0, x.bytes());
-  return std::make_unique<Timed>(start_broadcast(x, root), traffic_.exposed_seconds);
+  return std::make_unique<Timed>(start_broadcast(x, root), *this, "broadcast");
 }
 
 void Communicator::barrier() {

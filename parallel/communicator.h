@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -72,6 +73,9 @@ class Communicator {
   // Lets started transfers go on; called between products.
   virtual void progress() {}
 
+  // Called with the operation, start and end of each wait, in seconds of the steady clock; empty ends it.
+  void on_wait(std::function<void(const char*, double, double)> event) { on_wait_ = std::move(event); }
+
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }
   // A hash of all calls so far, of their sizes and their order: equal on all ranks of the group where pieces are even.
@@ -89,11 +93,13 @@ class Communicator {
   Traffic traffic_;
 
  private:
+  class Timed;
   void count(const char* operation, std::int64_t sent, std::int64_t size);
 
   std::string name_;
   int rank_, size_;
   std::uint64_t order_ = 0;
+  std::function<void(const char*, double, double)> on_wait_;
 };
 
 // A group of one: copies.

@@ -143,9 +143,7 @@ void write_trainer_json(const fs::path& dir, const TrainerState& state,
 // All tensors, by all ranks; the checksums of all of them on every rank.
 std::map<std::string, std::string> write_files(const fs::path& dir, const CheckpointContents& c, Communicator& world) {
   std::map<std::string, std::string> mine, all;
-  together(world, [&] {
-    mine = write_model(dir.string(), c.config, c.table, c.weights, FileType::F32, world);
-  });
+  together(world, [&] { mine = write_model(dir.string(), c.config, c.table, c.weights, FileType::F32, world); });
   if (c.exp_avg) {
     const auto n = static_cast<std::int64_t>(c.table.parameters.size());
     const Gather moments = [&](const std::vector<std::int64_t>& wanted, float* out) {
@@ -159,9 +157,8 @@ std::map<std::string, std::string> write_files(const fs::path& dir, const Checkp
       if (any(first)) c.exp_avg(first, out);
       if (any(second)) c.exp_avg_sq(second, out);
     };
-    together(world, [&] {
-      mine.merge(write_tensors(dir.string(), "optimizer", moment_tensors(c.table), moments, world));
-    });
+    together(world,
+             [&] { mine.merge(write_tensors(dir.string(), "optimizer", moment_tensors(c.table), moments, world)); });
   }
   Json sums = Json::object();
   for (const auto& [name, sum] : mine) sums.set(name, sum);

@@ -35,7 +35,7 @@ struct CheckpointContents {
   const ParameterTable& table;
   Gather weights;              // whole logical tensors, by position in the table
   Gather exp_avg, exp_avg_sq;  // both empty for SGD
-  std::string tokenizer;      // bytes of tokenizer.model; empty for none
+  std::string tokenizer;       // bytes of tokenizer.model; empty for none
 };
 
 // Writes the checkpoint and returns its path. Free space is checked first; everything goes to a temporary sibling that

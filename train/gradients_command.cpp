@@ -3,7 +3,9 @@
 
 #include "kernels/error.h"
 #include "model/decoder.h"
+#include "parallel/agreement.h"
 #include "train/commands.h"
+#include "train/layout_check.h"
 #include "train/session.h"
 
 namespace onescale {
@@ -24,65 +26,86 @@ std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const StoredTens
 
 }  // namespace
 
-int gradients_command(const Options& options, World&) {
+HostBatch read_batch(const std::string& path) {
+  const SafetensorsFile file(path);
+  const StoredTensor& ids = file.at("input_ids");
+  const StoredTensor& labels = file.at("labels");
+  check(ids.shape.size() == 2 && ids.shape == labels.shape, path,
+        ": input_ids and labels must be of one shape [rows, T], they are ", ids.describe(), " and ", labels.describe());
+  check(ids.numel() > 0, path, ": input_ids ", ids.describe(), " hold no token");
+  return {ids.shape[0], ids.shape[1], read_ids(file, ids), read_ids(file, labels)};
+}
+
+int gradients_command(const Options& options, World& world) {
+  Communicator& all = world.communicator();
+  world.check_same("program or options", str("version ", version, "\n", print_config(options)));
+  const Layout layout = make_layout(all.size(), all.rank(), static_cast<int>(options.sp), static_cast<int>(options.tp));
   const ModelSource source(options.model);
   ModelConfig config = source.config();
   config.embd_pdrop = config.resid_pdrop = config.attn_pdrop = 0;
   std::error_code absent;
   check_usage(!std::filesystem::equivalent(options.batch, options.out, absent), "out ", options.out,
               " is the batch itself; give another file");
-  const SafetensorsFile file(options.batch);
-  const StoredTensor& ids_tensor = file.at("input_ids");
-  const StoredTensor& labels_tensor = file.at("labels");
-  check(ids_tensor.shape.size() == 2 && ids_tensor.shape == labels_tensor.shape, file.path(),
-        ": input_ids and labels must be of one shape [rows, T], they are ", ids_tensor.describe(), " and ",
-        labels_tensor.describe());
-  const std::int64_t rows = ids_tensor.shape[0], T = ids_tensor.shape[1];
-  check(rows > 0 && T > 0, file.path(), ": input_ids ", ids_tensor.describe(), " hold no token");
-  const std::vector<std::int32_t> ids = read_ids(file, ids_tensor), labels = read_ids(file, labels_tensor);
+  const HostBatch batch = read_batch(options.batch);
+  check_layout(config, batch.seq_len, layout, options.sp_mode);
+  check_usage(batch.rows % layout.dp == 0, options.batch, " has ", batch.rows, " rows, which dp ", layout.dp,
+              " does not divide; use fewer ranks or another batch");
+  const std::int64_t rows = batch.rows / layout.dp, T = batch.seq_len;
 
   StepSettings settings = step_settings(options, T);
   if (settings.micro_batch == 0) settings.micro_batch = rows;
+  check_batch(batch.rows, settings.micro_batch, layout);
   settings.optimizer.adamw = false;
   settings.clip_norm = 0;
-  const std::unique_ptr<Device> device = planned_device(options, [&](Device& dry) {
-    ModelWeights weights(dry, config, settings.dtype);
-    Step(weights, settings).run_empty();
+  const std::unique_ptr<Device> device = planned_device(options, layout, [&](Device& dry, Mesh& groups) {
+    ModelWeights weights(dry, groups, config, settings.zero);
+    Step(weights, settings).run_empty(rows / settings.micro_batch);
     if (options.logits)
-      Decoder(dry, config, T, settings.dtype)
-          .append(std::span(ids).first(static_cast<std::size_t>(T)), weights.units());
+      Decoder(dry, groups, config, T, settings.zero.dtype)
+          .append(std::span(batch.ids).first(static_cast<std::size_t>(T)), weights.units());
   });
-  ModelWeights weights(*device, config, settings.dtype);
-  weights.load([&](std::size_t i, float* out) { source.read(i, out); });
+  Mesh mesh(all, layout);
+  ModelWeights weights(*device, mesh, config, settings.zero);
+  weights.load(source.fetch());
   Step step(weights, settings);
-  const StepResult result = step.gradients({ids.data(), labels.data(), rows}, 0, 0);
+  const StepResult result = step.gradients(batch.of_rank(layout), 0, 0);
 
+  // Rank 0 writes; a failure of it waits until the others have given their parts.
+  const bool root = all.rank() == 0;
+  const ParameterTable& table = weights.table();
   std::vector<StoredTensor> tensors = {
       {"loss", FileType::F64, {1}}, {"grad_norm", FileType::F64, {1}}, {"good_tokens", FileType::I64, {1}}};
-  for (const Parameter& p : weights.table().parameters) tensors.push_back({"grad." + p.name, FileType::F32, p.shape});
-  if (options.logits) tensors.push_back({"logits", FileType::F32, {rows, T, config.vocab_size}});
-  SafetensorsWriter writer(options.out, tensors);
-  writer.write_bytes(&result.loss, sizeof result.loss);
-  writer.write_bytes(&result.grad_norm, sizeof result.grad_norm);
-  writer.write_bytes(&result.good_tokens, sizeof result.good_tokens);
+  for (const Parameter& p : table.parameters) tensors.push_back({"grad." + p.name, FileType::F32, p.shape});
+  if (options.logits) tensors.push_back({"logits", FileType::F32, {batch.rows, T, config.vocab_size}});
+  std::optional<SafetensorsWriter> writer;
+  on_root(all, [&] {
+    writer.emplace(options.out, tensors);
+    writer->write_bytes(&result.loss, sizeof result.loss);
+    writer->write_bytes(&result.grad_norm, sizeof result.grad_norm);
+    writer->write_bytes(&result.good_tokens, sizeof result.good_tokens);
+  });
   std::vector<float> gradient;
-  for (std::size_t i = 0; i < weights.table().parameters.size(); ++i) {
-    gradient.resize(static_cast<std::size_t>(weights.table().parameters[i].numel()));
-    step.read_gradient(i, gradient.data());
-    writer.write(gradient.data(), static_cast<std::int64_t>(gradient.size()));
+  for (std::size_t i = 0; i < table.parameters.size(); ++i) {
+    std::vector<std::int64_t> wanted(static_cast<std::size_t>(all.size()), -1);
+    wanted[0] = static_cast<std::int64_t>(i);
+    gradient.resize(root ? static_cast<std::size_t>(table.parameters[i].numel()) : 0);
+    weights.assembly().gather(wanted, step.gradient_source(), gradient.data());
+    on_root(all, [&] { writer->write(gradient.data(), static_cast<std::int64_t>(gradient.size())); });
   }
   if (options.logits) {
-    Decoder decoder(*device, config, T, settings.dtype);
-    for (std::int64_t i = 0; i < rows * T; ++i) {
+    Decoder decoder(*device, mesh, config, T, settings.zero.dtype);
+    for (std::int64_t i = 0; i < batch.rows * T; ++i) {
       if (i % T == 0) decoder.reset();
       const std::vector<float>& logits =
-          decoder.append(std::span(ids).subspan(static_cast<std::size_t>(i), 1), weights.units());
-      writer.write(logits.data(), config.vocab_size);
+          decoder.append(std::span(batch.ids).subspan(static_cast<std::size_t>(i), 1), weights.units());
+      on_root(all, [&] { writer->write(logits.data(), config.vocab_size); });
     }
   }
-  writer.close();
-  std::printf("loss %.9f  grad_norm %.9f  good_tokens %lld  -> %s\n", result.loss, result.grad_norm,
-              static_cast<long long>(result.good_tokens), options.out.c_str());
+  on_root(all, [&] { writer->close(); });
+  if (root) {
+    std::printf("loss %.9f  grad_norm %.9f  good_tokens %lld  -> %s\n", result.loss, result.grad_norm,
+                static_cast<long long>(result.good_tokens), options.out.c_str());
+  }
   return 0;
 }
 

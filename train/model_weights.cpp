@@ -22,10 +22,9 @@ namespace {
 template <class Fn>
 void for_each_owned_run(const Placement& place, std::size_t parameter, const Owned& owned, const Fn& fn) {
   const std::int64_t shift = place.flat.offset[parameter] - owned.begin;
-  place.slices.for_each_run(parameter, std::max(-shift, std::int64_t{0}), owned.data.numel() - shift,
-                            [&](std::int64_t local, std::int64_t whole, std::int64_t count) {
-                              fn(local + shift, whole, count);
-                            });
+  place.slices.for_each_run(
+      parameter, std::max(-shift, std::int64_t{0}), owned.data.numel() - shift,
+      [&](std::int64_t local, std::int64_t whole, std::int64_t count) { fn(local + shift, whole, count); });
 }
 
 }  // namespace

@@ -46,6 +46,17 @@ class ModelSource {
   std::unique_ptr<ModelReader> reader_;
 };
 
+// The rows of a file of input_ids and labels [rows, seq_len], already shifted.
+struct HostBatch {
+  std::int64_t rows = 0, seq_len = 0;
+  std::vector<std::int32_t> ids, labels;
+  HostRows of_rank(const Layout& layout) const {
+    const std::int64_t share = rows / layout.dp, first = layout.dp_rank() * share * seq_len;
+    return {ids.data() + first, labels.data() + first, share};
+  }
+};
+HostBatch read_batch(const std::string& path);
+
 // A dry device after some work, and the recording groups that the work went through.
 struct Plan {
   std::unique_ptr<Mesh> mesh;

@@ -30,7 +30,7 @@ struct HostRows {
 struct StepResult {
   double loss = 0;  // sum of the good tokens' losses / N
   std::int64_t good_tokens = 0;
-  std::uint64_t batch_hash = 0;          // of the global batch: its ids and labels by row
+  std::uint64_t batch_hash = 0;         // of the global batch: its ids and labels by row
   double grad_norm = 0, clip_coef = 1;  // the norm before clipping
   enum class Outcome : std::uint8_t { updated, no_good_tokens, not_finite } outcome = Outcome::updated;
 };

@@ -4,8 +4,8 @@
 
 namespace onescale {
 
-int train_command(const Options& options, World&) {
-  return TrainingRun(options).run();
+int train_command(const Options& options, World& world) {
+  return TrainingRun(options, world).run();
 }
 
 }  // namespace onescale

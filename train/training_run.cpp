@@ -11,7 +11,10 @@
 
 #include "kernels/error.h"
 #include "model/file.h"
+#include "parallel/agreement.h"
+#include "parallel/replicas.h"
 #include "train/commands.h"
+#include "train/layout_check.h"
 #include "train/schedule.h"
 
 namespace onescale {
@@ -44,14 +47,15 @@ struct TrainingRun::Lock {
 };
 
 struct TrainingRun::Buffers {
-  Buffers(Device& device, const ModelConfig& config, const StepSettings& settings, std::int64_t sample_capacity)
-      : weights(device, config, settings.dtype),
+  Buffers(Device& device, Mesh& mesh, const ModelConfig& config, const StepSettings& settings,
+          std::int64_t sample_capacity)
+      : weights(device, mesh, config, settings.zero),
         step(weights, settings),
         evaluator(weights, step.model(), settings.micro_batch, settings.seq_len) {
-    if (sample_capacity > 0) decoder.emplace(device, config, sample_capacity, settings.dtype);
+    if (sample_capacity > 0) decoder.emplace(device, mesh, config, sample_capacity, settings.zero.dtype);
   }
-  void run_empty() {
-    step.run_empty();
+  void run_empty(std::int64_t micro_batches) {
+    step.run_empty(micro_batches);
     evaluator.run_empty();
     if (!decoder) return;
     const std::vector<std::int32_t> zeros(static_cast<std::size_t>(decoder->capacity() - 1), 0);
@@ -65,13 +69,20 @@ struct TrainingRun::Buffers {
   std::optional<Decoder> decoder;
 };
 
-TrainingRun::TrainingRun(const Options& options) : options_(options), start_(std::chrono::steady_clock::now()) {
+TrainingRun::TrainingRun(const Options& options, World& world)
+    : options_(options),
+      world_(world),
+      layout_(make_layout(world.communicator().size(), world.rank(), static_cast<int>(options.sp),
+                          static_cast<int>(options.tp))),
+      start_(std::chrono::steady_clock::now()) {
   // What is plainly wrong is refused before anything is made.
   make_device(options_, true);
+  check_batch(options_.global_batch, options_.micro_batch, layout_);
   check_usage(fs::is_directory(options_.data), "data ", options_.data,
               " is not a directory; give one that onescale prepare has written");
   const fs::path dir = options_.run_dir;
   const bool existed = fs::exists(dir), was_run = fs::exists(dir / "config.toml");
+  world.communicator().barrier();  // all have looked before rank 0 makes anything
   try {
     open();
   } catch (...) {
@@ -90,19 +101,30 @@ TrainingRun::TrainingRun(const Options& options) : options_(options), start_(std
 }
 
 void TrainingRun::open() {
-  open_directory();
-  if (!finished()) open_data();
-  log_ = std::make_unique<Log>(options_.run_dir, isatty(STDOUT_FILENO) != 0, options_.log_every);
-  for (const std::string& note : notes_) log_->line(note);
+  Communicator& all = world_.communicator();
+  on_root(all, [&] { make_directory(); });
+  find_start();
+  world_.check_same("program, options or data", str("version ", version, "\n", print_config(options_)));
+  if (!finished()) {
+    together(all, [&] { open_data(); });
+    world_.check_same("data", str(train_data_->describe(), "\n", val_data_ ? val_data_->describe() : ""));
+  }
+  on_root(all, [&] { log_ = std::make_unique<Log>(options_.run_dir, isatty(STDOUT_FILENO) != 0, options_.log_every); });
+  for (const std::string& note : notes_) say(note);
   if (finished()) return;
+  mesh_ = std::make_unique<Mesh>(all, layout_);
   allocate();
   restore();
-  write_text((fs::path(options_.run_dir) / "config.toml").string(), print_config(options_));
+  on_root(all, [&] { write_text((fs::path(options_.run_dir) / "config.toml").string(), print_config(options_)); });
 }
 
 TrainingRun::~TrainingRun() = default;
 
-void TrainingRun::open_directory() {
+void TrainingRun::say(const std::string& line) {
+  if (log_) log_->line(line);
+}
+
+void TrainingRun::make_directory() {
   const fs::path dir = options_.run_dir;
   std::error_code error;
   if (fs::exists(dir)) {
@@ -113,8 +135,10 @@ void TrainingRun::open_directory() {
   fs::create_directories(dir, error);
   check(!error, "run_dir ", dir.string(), " cannot be made: ", error.message());
   lock_ = std::make_unique<Lock>(options_.run_dir);
+}
 
-  FoundCheckpoint found = find_checkpoint(options_.run_dir);
+void TrainingRun::find_start() {
+  FoundCheckpoint found = find_checkpoint(options_.run_dir, world_.communicator());
   notes_ = found.warnings;
   Flat before;
   if (found.checkpoint) {
@@ -122,7 +146,7 @@ void TrainingRun::open_directory() {
     state_ = checkpoint_->state();
     before = state_.options;
     keep_dropout(checkpoint_->config());
-  } else if (const std::string file = (dir / "config.toml").string(); fs::exists(file)) {
+  } else if (const std::string file = (fs::path(options_.run_dir) / "config.toml").string(); fs::exists(file)) {
     const char* command[] = {"onescale", "train", "--config", file.c_str()};
     before = flat(parse(4, command).options);
   }
@@ -167,6 +191,7 @@ void TrainingRun::open_data() {
   seq_len_ = options_.seq_len ? options_.seq_len : config_.n_positions;
   check_usage(seq_len_ <= config_.n_positions, "seq_len ", seq_len_, " is over the model's n_positions ",
               config_.n_positions, "; shorten it or train a model with more positions");
+  check_layout(config_, seq_len_, layout_, options_.sp_mode);
   Vocabulary vocabulary;
   vocabulary.size = config_.vocab_size;
   if (tokenizer_) vocabulary.hash = tokenizer_->hash();
@@ -195,57 +220,66 @@ void TrainingRun::allocate() {
                 config_.n_positions);
     sample_capacity = std::max<std::int64_t>(2, std::min(prompt + options_.sample_tokens, config_.n_positions));
   }
-  std::unique_ptr<Device> plan;
+  Plan plan;
+  const std::int64_t micro_batches = options_.global_batch / layout_.dp / options_.micro_batch;
   device_ = planned_device(
-      options_, [&](Device& dry) { Buffers(dry, config_, settings, sample_capacity).run_empty(); }, &plan);
-  log_->line(str("device       ", device_->describe()));
-  log_->line(str("model        ", config_.parameters(), " parameters: n_layer ", config_.n_layer, ", n_embd ",
-                 config_.n_embd, ", n_head ", config_.n_head, config_.multi_query ? " (multi-query)" : "",
-                 ", vocab_size ", config_.vocab_size));
-  log_->line(str("data         ", train_data_->describe(), ", ", train_->windows(), " windows of ", seq_len_, "; ",
-                 static_cast<double>(options_.steps * options_.global_batch) / static_cast<double>(train_->windows()),
-                 " epochs in ", options_.steps, " steps of ", options_.global_batch, " rows"));
-  log_->line("memory\n" + memory_table(*plan));
-  buffers_ = std::make_unique<Buffers>(*device_, config_, settings, sample_capacity);
-  peak_flops_ = device_->peak_flops();
+      options_, layout_,
+      [&](Device& dry, Mesh& groups) {
+        Buffers(dry, groups, config_, settings, sample_capacity).run_empty(micro_batches);
+      },
+      &plan);
+  if (layout_.world() > 1) {
+    say(str("ranks        ", layout_.world(), " from ", world_.launch().source, ": ", layout_.text(), ", zero ",
+            options_.zero));
+  }
+  say(str("device       ", device_->describe()));
+  say(str("model        ", config_.parameters(), " parameters: n_layer ", config_.n_layer, ", n_embd ", config_.n_embd,
+          ", n_head ", config_.n_head, config_.multi_query ? " (multi-query)" : "", ", vocab_size ",
+          config_.vocab_size));
+  say(str("data         ", train_data_->describe(), ", ", train_->windows(), " windows of ", seq_len_, "; ",
+          static_cast<double>(options_.steps * options_.global_batch) / static_cast<double>(train_->windows()),
+          " epochs in ", options_.steps, " steps of ", options_.global_batch, " rows"));
+  say("memory\n" + memory_table(*plan.device));
+  buffers_ = std::make_unique<Buffers>(*device_, *mesh_, config_, settings, sample_capacity);
+  peak_flops_ = 0;
+  for (const double peak : world_.communicator().exchange(device_->peak_flops())) peak_flops_ += peak;
 }
 
 void TrainingRun::restore() {
   Step& step = buffers_->step;
   if (checkpoint_) {
-    const ParameterTable& table = buffers_->weights.table();
-    const auto whole = [&](auto read) {
-      return [&, read](std::size_t i, float* out) { ((*checkpoint_).*read)(i, 0, table.parameters[i].numel(), out); };
+    const auto range = [&](auto read) {
+      return [&, read](std::size_t i, std::int64_t first, std::int64_t count, float* out) {
+        ((*checkpoint_).*read)(i, first, count, out);
+      };
     };
-    buffers_->weights.load(whole(&Checkpoint::read_weights));
+    buffers_->weights.load(range(&Checkpoint::read_weights));
     if (step.optimizer().has_moments()) {
       check(checkpoint_->has_moments(), checkpoint_->path(), " has no optimizer state for optimizer = adamw");
-      step.load_moments(0, whole(&Checkpoint::read_exp_avg));
-      step.load_moments(1, whole(&Checkpoint::read_exp_avg_sq));
+      step.load_moments(0, range(&Checkpoint::read_exp_avg));
+      step.load_moments(1, range(&Checkpoint::read_exp_avg_sq));
     }
     step.optimizer().set_updates(state_.updates);
-    log_->line(str("resumed from ", checkpoint_->path(), ": step ", state_.step, ", data position ", state_.samples));
+    say(str("resumed from ", checkpoint_->path(), ": step ", state_.step, ", data position ", state_.samples));
   } else if (source_) {
-    buffers_->weights.load([&](std::size_t i, float* out) { source_->read(i, out); });
-    log_->line("weights from " + source_->dir());
+    buffers_->weights.load(source_->fetch());
+    say("weights from " + source_->dir());
   } else {
     buffers_->weights.initialise(static_cast<std::uint64_t>(options_.seed));
   }
   saved_step_ = checkpoint_ ? state_.step : -1;
   state_.seed = static_cast<std::uint64_t>(options_.seed);
   state_.options = flat(options_);
-  metrics_ = std::make_unique<MetricsFile>(options_.run_dir, state_.step);
+  on_root(world_.communicator(), [&] { metrics_ = std::make_unique<MetricsFile>(options_.run_dir, state_.step); });
+  if (!options_.trace.empty()) trace_ = std::make_unique<Trace>(options_.trace, options_.trace_steps, *device_, *mesh_);
   checkpoint_.reset();
 }
 
 int TrainingRun::run() {
   if (finished()) {
-    log_->line(str("finished: ", state_.step, " of ", options_.steps, " steps are done; raise steps to go on"));
+    say(str("finished: ", state_.step, " of ", options_.steps, " steps are done; raise steps to go on"));
     return 0;
   }
-  const auto stopping = [&] {
-    return signals_.received() != 0 || time_is_up() || (options_.stop_after > 0 && steps_here_ >= options_.stop_after);
-  };
   // An evaluation or a sample belongs to the step before which it is made: an interrupted one is made when the run goes
   // on. Those after the last step are not interrupted by a first signal, since nothing would go on.
   while (true) {
@@ -256,12 +290,12 @@ int TrainingRun::run() {
     if (finished()) break;
     if (stopping()) {
       if (state_.bad_steps > 0 && saved_step_ >= 0) {
-        log_->line(str("stopped after ", state_.bad_steps,
-                       " steps that were not finite; the same command goes on from step ", saved_step_));
+        say(str("stopped after ", state_.bad_steps, " steps that were not finite; the same command goes on from step ",
+                saved_step_));
         return exit_requeue;
       }
       check(saved_step_ == state_.step || save(), "stopped at step ", state_.step, " without saving it");
-      log_->line(str("stopped at step ", state_.step, " of ", options_.steps, " and saved; the same command goes on"));
+      say(str("stopped at step ", state_.step, " of ", options_.steps, " and saved; the same command goes on"));
       return exit_requeue;
     }
     one_step();
@@ -273,19 +307,34 @@ int TrainingRun::run() {
   }
   check(state_.bad_steps == 0, "the last ", state_.bad_steps,
         " steps were not finite and are not saved; go on from step ", saved_step_, " with a lower lr");
-  log_->line(str("finished ", options_.steps, " steps"));
+  say(str("finished ", options_.steps, " steps"));
   return 0;
+}
+
+bool TrainingRun::stopping() {
+  const bool mine =
+      signals_.received() != 0 || time_is_up() || (options_.stop_after > 0 && steps_here_ >= options_.stop_after);
+  const std::vector<char> all = world_.communicator().exchange(static_cast<char>(mine));
+  return std::any_of(all.begin(), all.end(), [](char stop) { return stop != 0; });
 }
 
 void TrainingRun::one_step() {
   const auto begin = std::chrono::steady_clock::now();
-  const Batch batch = train_->rows(state_.samples, options_.global_batch);
-  train_->prefetch(state_.samples + options_.global_batch, options_.global_batch);
+  world_.set_step(state_.step);
+  for (Communicator* group : mesh_->groups()) group->reset_traffic();
+  const std::int64_t rows = options_.global_batch / layout_.dp, first = state_.samples + layout_.dp_rank() * rows;
+  const Batch batch = train_->rows(first, rows);
+  train_->prefetch(first + options_.global_batch, rows);
+  if (options_.check_replicas > 0 && state_.step % options_.check_replicas == 0 && layout_.world() > 1) {
+    ModelWeights& weights = buffers_->weights;
+    check_replicas(*device_, *mesh_, weights.place(), weights.units(), weights.zero().stage);
+  }
   const double lr = learning_rate(options_, state_.step);
   const StepResult result =
       buffers_->step.run({batch.ids.data(), batch.labels.data(), batch.rows}, state_.seed, state_.step, lr);
   const double seconds = seconds_since(begin);
   longest_step_ = std::max(longest_step_, seconds);
+  if (trace_) trace_->step_done();
   report(result, seconds, lr);
   ++steps_here_;
   check(state_.bad_steps < options_.max_bad_steps, "step ", state_.step, ": loss or gradient was not finite in ",
@@ -311,9 +360,9 @@ void TrainingRun::report(const StepResult& result, double seconds, double lr) {
   } else {
     ++state_.skipped_steps;
     state_.bad_steps = bad ? state_.bad_steps + 1 : state_.bad_steps;
-    log_->line(str("step ", state_.step, " skipped: ",
-                   bad ? str("the gradient's norm is ", result.grad_norm, ", the loss ", result.loss)
-                       : std::string("every label is ignored")));
+    say(str("step ", state_.step, " skipped: ",
+            bad ? str("the gradient's norm is ", result.grad_norm, ", the loss ", result.loss)
+                : std::string("every label is ignored")));
   }
   const std::int64_t tokens = options_.global_batch * seq_len_;
   state_.tokens_seen += tokens;
@@ -325,6 +374,9 @@ void TrainingRun::report(const StepResult& result, double seconds, double lr) {
   line.set("step", state_.step);
   line.set("loss", result.loss);
   line.set("good_tokens", result.good_tokens);
+  char hash[24];
+  std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(result.batch_hash));
+  line.set("batch_hash", hash);
   line.set("grad_norm", result.grad_norm);
   line.set("clip_coef", result.clip_coef);
   line.set("lr", lr);
@@ -334,9 +386,17 @@ void TrainingRun::report(const StepResult& result, double seconds, double lr) {
   line.set("tokens_per_s", rate);
   line.set("mfu", mfu);
   line.set("seconds", state_.seconds);
-  metrics_->write(line);
+  if (layout_.world() > 1) {
+    Json waits = Json::object();
+    for (const Communicator* group : mesh_->groups()) {
+      if (group->size() > 1) waits.set(group->name(), group->traffic().exposed_seconds);
+    }
+    line.set("exposed_wait", waits);
+  }
+  if (metrics_) metrics_->write(line);
   ++state_.step;
   state_.samples += options_.global_batch;
+  if (!log_) return;
   log_->progress({state_.step, options_.steps, result.loss, result.grad_norm, lr, rate, mfu,
                   static_cast<double>(options_.steps - state_.step) * seconds_since(start_) /
                       static_cast<double>(steps_here_ + 1)});
@@ -350,30 +410,38 @@ bool TrainingRun::time_is_up() const {
 bool TrainingRun::save() {
   const auto begin = std::chrono::steady_clock::now();
   Step& step = buffers_->step;
+  ModelWeights& weights = buffers_->weights;
+  const auto gather = [&](const Assembly::Source& source) {
+    return [&weights, source](const std::vector<std::int64_t>& wanted, float* out) {
+      weights.assembly().gather(wanted, source, out);
+    };
+  };
   CheckpointContents contents{state_,
                               config_,
-                              buffers_->weights.table(),
-                              [&](std::size_t i, float* out) { buffers_->weights.read(i, out); },
+                              weights.table(),
+                              gather(weights.source()),
                               {},
                               {},
                               tokenizer_ ? tokenizer_->model() : std::string()};
   if (step.optimizer().has_moments()) {
-    contents.exp_avg = [&](std::size_t i, float* out) { step.read_moments(0, i, out); };
-    contents.exp_avg_sq = [&](std::size_t i, float* out) { step.read_moments(1, i, out); };
+    contents.exp_avg = gather(step.moment_source(0));
+    contents.exp_avg_sq = gather(step.moment_source(1));
   }
   try {
-    const std::string path = save_checkpoint(options_.run_dir, contents);
+    const std::string path = save_checkpoint(options_.run_dir, contents, world_.communicator());
     saved_step_ = state_.step;
-    log_->line("saved " + path);
-    for (const std::string& warning :
-         prune_checkpoints(options_.run_dir, state_.step, options_.keep_last, options_.keep_every)) {
-      log_->line(warning);
+    say("saved " + path);
+    if (root()) {
+      for (const std::string& warning :
+           prune_checkpoints(options_.run_dir, state_.step, options_.keep_last, options_.keep_every)) {
+        say(warning);
+      }
     }
   } catch (const Error& error) {
-    log_->line(str("not saved at step ", state_.step, ": ", error.what()));
+    say(str("not saved at step ", state_.step, ": ", error.what()));
     Json line = event("save_failed");
     line.set("error", error.what());
-    metrics_->write(line);
+    if (metrics_) metrics_->write(line);
     return false;
   }
   longest_save_ = std::max(longest_save_, seconds_since(begin));
@@ -381,7 +449,7 @@ bool TrainingRun::save() {
 }
 
 void TrainingRun::evaluate() {
-  const auto stop = [&] { return !finished() && (signals_.received() != 0 || time_is_up()); };
+  const auto stop = [&] { return !finished() && stopping(); };
   const EvalResult result =
       buffers_->evaluator.run(*val_, tokenizer_ ? &*tokenizer_ : nullptr, options_.eval_rows, stop);
   if (stop()) return;
@@ -390,8 +458,8 @@ void TrainingRun::evaluate() {
   line.set("perplexity", result.perplexity());
   if (result.bytes > 0) line.set("bits_per_byte", result.bits_per_byte());
   line.set("good_tokens", result.good_tokens);
-  metrics_->write(line);
-  log_->line(str("step ", state_.step, " held-out ", result.text()));
+  if (metrics_) metrics_->write(line);
+  say(str("step ", state_.step, " held-out ", result.text()));
 }
 
 void TrainingRun::write_sample() {
@@ -411,8 +479,8 @@ void TrainingRun::write_sample() {
   line.set("prompt", options_.sample_prompt);
   // JSON holds no bytes that are not UTF-8; Json::dump replaces them.
   line.set("text", text);
-  metrics_->write(line);
-  log_->line(str("step ", state_.step, " sample: ", options_.sample_prompt, "|", text));
+  if (metrics_) metrics_->write(line);
+  say(str("step ", state_.step, " sample: ", options_.sample_prompt, "|", text));
 }
 
 }  // namespace onescale

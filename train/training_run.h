@@ -5,19 +5,21 @@
 #include <optional>
 
 #include "data/batches.h"
+#include "parallel/launch.h"
 #include "train/evaluate.h"
 #include "train/metrics.h"
 #include "train/sample.h"
 #include "train/session.h"
 #include "train/signals.h"
+#include "train/trace.h"
 
 namespace onescale {
 
 // RUN/config.toml, metrics.jsonl, log.txt and checkpoints/. Everything is checked, and all memory taken, before the
-// first step.
+// first step. Every rank of the world makes one; rank 0 alone writes the log and the metrics.
 class TrainingRun {
  public:
-  explicit TrainingRun(const Options& options);
+  TrainingRun(const Options& options, World& world);
   ~TrainingRun();
   TrainingRun(const TrainingRun&) = delete;
   TrainingRun& operator=(const TrainingRun&) = delete;
@@ -31,12 +33,15 @@ class TrainingRun {
   struct Buffers;  // everything on the device
 
   void open();  // what the constructor does
-  void open_directory();
+  void make_directory();
+  void find_start();
   void open_data();
   void keep_dropout(const ModelConfig& config);
   void allocate();
   void restore();
 
+  void say(const std::string& line);
+  bool stopping();  // the same answer on every rank
   void one_step();
   void report(const StepResult& result, double seconds, double lr);
   bool save();  // false, with a warning, when it failed
@@ -47,9 +52,13 @@ class TrainingRun {
   }
   bool finished() const { return state_.step >= options_.steps; }
   bool time_is_up() const;
+  bool root() const { return world_.rank() == 0; }
   Json event(const char* name) const;
 
   Options options_;
+  World& world_;
+  Layout layout_;
+  std::unique_ptr<Mesh> mesh_;
   StopSignals signals_;
   std::unique_ptr<Lock> lock_;
   std::optional<Checkpoint> checkpoint_;  // what this session resumes from
@@ -60,6 +69,7 @@ class TrainingRun {
   std::optional<Batches> train_, val_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Buffers> buffers_;
+  std::unique_ptr<Trace> trace_;
   std::unique_ptr<Log> log_;
   std::unique_ptr<MetricsFile> metrics_;
   TrainerState state_;

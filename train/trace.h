@@ -1,0 +1,35 @@
+// A trace of some steps in the format of Chrome's about:tracing and Perfetto.
+#pragma once
+
+#include <string>
+
+#include "kernels/device.h"
+#include "parallel/mesh.h"
+
+namespace onescale {
+
+// Records the operations of the device and the waits for transfers of this rank's groups; a rank is a process of the
+// trace, with a row for computation and one for waiting. The file is written by rank 0 when the last step is done.
+class Trace {
+ public:
+  // Recording begins at once, for `steps` steps. Every rank of the mesh makes one.
+  Trace(const std::string& file, std::int64_t steps, Device& device, Mesh& mesh);
+  ~Trace();
+  Trace(const Trace&) = delete;
+  Trace& operator=(const Trace&) = delete;
+
+  // Collective. Throws Error where the file cannot be written.
+  void step_done();
+
+ private:
+  void stop();
+
+  std::string file_;
+  std::int64_t left_;
+  Device& device_;
+  Mesh& mesh_;
+  double start_ = 0;    // seconds of the steady clock
+  std::string events_;  // JSON objects, each followed by a comma
+};
+
+}  // namespace onescale
