@@ -78,11 +78,12 @@ int run(int argc, char** argv) {
   options.recompute = std::vector{"none", "light", "block"}.at(static_cast<std::size_t>(sizes["recompute"]));
   const StepSettings settings = step_settings(options, T);
 
-  const auto device = planned_device(options, [&](Device& dry) {
-    ModelWeights weights(dry, config, settings.dtype);
+  const auto mesh = Mesh::single();
+  const auto device = planned_device(options, mesh->layout, [&](Device& dry, Mesh& groups) {
+    ModelWeights weights(dry, groups, config, settings.zero);
     Step(weights, settings).run_empty();
   });
-  ModelWeights weights(*device, config, settings.dtype);
+  ModelWeights weights(*device, *mesh, config, settings.zero);
   weights.initialise(1);
   Step step(weights, settings);
 

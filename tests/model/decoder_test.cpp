@@ -7,7 +7,7 @@
 
 #include "model/hf_files.h"
 #include "model/parameters.h"
-#include "parallel/replicated.h"
+#include "parallel/zero.h"
 
 namespace onescale {
 namespace {
@@ -17,24 +17,26 @@ struct Model {
       : dir(std::string(FIXTURES) + "/golden/" + name),
         config(read_config(dir + "/config.json")),
         table(gpt_bigcode_table(config)),
-        layout(table),
+        mesh(Mesh::single()),
+        place(table, mesh->layout),
         device(make_cpu_device(2, false)),
-        weights(*device, table, layout, dtype) {
+        weights(make_weights(*device, *mesh, place, {0, {}, dtype})) {
     const ModelReader reader(dir, config, table);
     for (std::size_t i = 0; i < table.parameters.size(); ++i) {
       std::vector<float> w(static_cast<std::size_t>(table.parameters[i].numel()));
       reader.read(i, 0, table.parameters[i].numel(), w.data());
-      const std::int64_t at = layout.offset[i];
-      device->upload(weights.master(table.parameters[i].unit).data.slice(0, at, at + table.parameters[i].numel()),
+      const std::int64_t at = place.flat.offset[i];
+      device->upload(weights->master(table.parameters[i].unit).data.slice(0, at, at + table.parameters[i].numel()),
                      w.data());
     }
   }
   std::string dir;
   ModelConfig config;
   ParameterTable table;
-  FlatLayout layout;
+  std::unique_ptr<Mesh> mesh;
+  Placement place;
   std::unique_ptr<Device> device;
-  ReplicatedWeights weights;
+  std::unique_ptr<Weights> weights;
 };
 
 std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const std::string& name) {
@@ -47,7 +49,7 @@ std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const std::strin
 TEST(DecoderGolden, GreedyContinuationsAreThoseOfTransformers) {
   Model model("greedy");
   const SafetensorsFile expect(model.dir + "/expect.safetensors");
-  Decoder decoder(*model.device, model.config, 48, DType::float32);
+  Decoder decoder(*model.device, *model.mesh, model.config, 48, DType::float32);
   for (int i = 0; i < 3; ++i) {
     const std::vector<std::int32_t> prompt = read_ids(expect, "prompt_" + std::to_string(i));
     const std::vector<std::int32_t> wanted = read_ids(expect, "continuation_" + std::to_string(i));
@@ -55,7 +57,7 @@ TEST(DecoderGolden, GreedyContinuationsAreThoseOfTransformers) {
     std::vector<std::int32_t> got;
     std::span<const std::int32_t> next = prompt;
     while (got.size() < wanted.size()) {
-      const std::vector<float>& logits = decoder.append(next, model.weights);
+      const std::vector<float>& logits = decoder.append(next, *model.weights);
       got.push_back(static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
       next = std::span<const std::int32_t>(&got.back(), 1);
     }
@@ -72,14 +74,14 @@ TEST(DecoderGolden, LogitsAreThoseOfTheWholeSequence) {
     const std::vector<std::int32_t> ids = read_ids(batch, "input_ids");
     std::vector<double> logits(static_cast<std::size_t>(expect.at("logits").numel()));
     expect.read(expect.at("logits"), 0, expect.at("logits").numel(), logits.data());
-    Decoder decoder(*model.device, model.config, T, DType::float32);
+    Decoder decoder(*model.device, *model.mesh, model.config, T, DType::float32);
     for (const std::int64_t piece : {std::int64_t{1}, std::int64_t{5}, T}) {
       decoder.reset();
       for (std::int64_t begin = 0; begin < T; begin += piece) {
         const std::int64_t end = std::min(begin + piece, T);
         const std::vector<float>& got = decoder.append(
             std::span(ids).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)),
-            model.weights);
+            *model.weights);
         double error = 0, square = 0;
         for (std::int64_t v = 0; v < V; ++v) {
           const double ref = logits[static_cast<std::size_t>((end - 1) * V + v)], x = got[static_cast<std::size_t>(v)];

@@ -27,8 +27,9 @@ float value(std::size_t p, std::int64_t i) {
   return std::sin(static_cast<float>(p) * 100 + static_cast<float>(i));
 }
 
-Fetch fetch_of(const ParameterTable& table) {
-  return [&table](std::size_t p, float* out) {
+Gather fetch_of(const ParameterTable& table) {
+  return [&table](const std::vector<std::int64_t>& wanted, float* out) {
+    const auto p = static_cast<std::size_t>(wanted[0]);
     for (std::int64_t i = 0; i < table.parameters[p].numel(); ++i) out[i] = value(p, i);
   };
 }
@@ -45,7 +46,7 @@ void write_as(const std::string& path, const ParameterTable& table, FileType typ
   for (std::size_t p = 0; p < table.parameters.size(); ++p) {
     if (rename(table.parameters[p].name).empty()) continue;
     std::vector<float> values(static_cast<std::size_t>(table.parameters[p].numel()));
-    fetch_of(table)(p, values.data());
+    fetch_of(table)({static_cast<std::int64_t>(p)}, values.data());
     writer.write(values.data(), table.parameters[p].numel());
   }
   for (const StoredTensor& t : more) {
@@ -90,7 +91,8 @@ TEST(HfFiles, WritesWhatReadsBackInOneFileOrMany) {
       const TempDir dir;
       const ModelConfig config = small(tied);
       const ParameterTable table = gpt_bigcode_table(config);
-      const auto sums = write_model(dir.path(), config, table, fetch_of(table), FileType::F32, limit);
+      const auto sums = write_model(dir.path(), config, table, fetch_of(table), FileType::F32,
+                                    *make_single_communicator("world"), limit);
       EXPECT_EQ(sums.size(), table.parameters.size());
       const bool index = std::filesystem::exists(dir / "model.safetensors.index.json");
       EXPECT_EQ(index, limit != max_file_bytes);
@@ -152,9 +154,12 @@ TEST(HfFiles, TheHeadOfATiedModelMayBeThere) {
   const std::size_t head = untied.parameters.size() - 1;
   for (bool equal : {true, false}) {
     const TempDir dir;
-    write_tensors(dir.path(), "model", model_tensors(untied, FileType::F32), [&](std::size_t p, float* out) {
+    const Gather values = [&](const std::vector<std::int64_t>& wanted, float* out) {
+      const auto p = static_cast<std::size_t>(wanted[0]);
       for (std::int64_t i = 0; i < untied.parameters[p].numel(); ++i) out[i] = value(p == head && equal ? 0 : p, i);
-    });
+    };
+    write_tensors(dir.path(), "model", model_tensors(untied, FileType::F32), values,
+                  *make_single_communicator("world"));
     const ModelReader reader(dir.path(), config, table);
     EXPECT_EQ(reader.warnings().size(), equal ? 0u : 1u);
     expect_weights(reader, table, exact);
@@ -162,7 +167,7 @@ TEST(HfFiles, TheHeadOfATiedModelMayBeThere) {
   }
   // An index may name the head though no file holds it.
   const TempDir dir;
-  write_model(dir.path(), config, table, fetch_of(table), FileType::F32, 1500);
+  write_model(dir.path(), config, table, fetch_of(table), FileType::F32, *make_single_communicator("world"), 1500);
   Json index = Json::read_file(dir / "model.safetensors.index.json"), map = index.at("weight_map");
   map.set("lm_head.weight", map.at("transformer.wte.weight").string());
   write_text(dir / "model.safetensors.index.json", index.dump());
@@ -193,7 +198,7 @@ TEST(HfFiles, EveryWrongTensorIsNamed) {
   std::filesystem::remove(dir / "model.safetensors");
   EXPECT_NE(sentence([&] { ModelReader(dir.path(), config, table); }).find("has neither model.safetensors nor"),
             std::string::npos);
-  write_model(dir.path(), config, table, fetch_of(table), FileType::F32, 1500);
+  write_model(dir.path(), config, table, fetch_of(table), FileType::F32, *make_single_communicator("world"), 1500);
   std::filesystem::remove(dir / split_files(model_tensors(table, FileType::F32), "model", 1500)[1].first);
   EXPECT_NE(sentence([&] { ModelReader(dir.path(), config, table); }).find("model-00002-of-"), std::string::npos);
   write_text(dir / "model.safetensors.index.json", R"({"weight_map": {"a": "../x.safetensors"}})");

@@ -33,12 +33,18 @@ float value(std::int64_t step, int kind, std::size_t p, std::int64_t i) {
          static_cast<float>(i) * 1e-5f;
 }
 
+Communicator& world() {
+  static const std::unique_ptr<Communicator> alone = make_single_communicator("world");
+  return *alone;
+}
+
 struct Example {
   ModelConfig config = small();
   ParameterTable table = gpt_bigcode_table(config);
 
-  Fetch fetch(std::int64_t step, int kind) const {
-    return [this, step, kind](std::size_t p, float* out) {
+  Gather fetch(std::int64_t step, int kind) const {
+    return [this, step, kind](const std::vector<std::int64_t>& wanted, float* out) {
+      const auto p = static_cast<std::size_t>(wanted[0]);
       for (std::int64_t i = 0; i < table.parameters[p].numel(); ++i) out[i] = value(step, kind, p, i);
     };
   }
@@ -88,9 +94,9 @@ TEST(Checkpoint, EverythingComesBack) {
   const Example run;
   for (bool adam : {true, false}) {
     const TempDir dir;
-    const std::string path = save_checkpoint(dir.path(), run.contents(12, adam));
+    const std::string path = save_checkpoint(dir.path(), run.contents(12, adam), world());
     EXPECT_EQ(path, dir / "checkpoints/step-00000012");
-    const FoundCheckpoint found = find_checkpoint(dir.path());
+    const FoundCheckpoint found = find_checkpoint(dir.path(), world());
     ASSERT_TRUE(found.checkpoint.has_value());
     EXPECT_TRUE(found.warnings.empty());
     run.expect_equal(*found.checkpoint, 12, adam);
@@ -123,10 +129,10 @@ TEST(Checkpoint, EverythingComesBack) {
 
 TEST(Checkpoint, NoneYetIsNoError) {
   const TempDir dir;
-  EXPECT_FALSE(find_checkpoint(dir.path()).checkpoint.has_value());
+  EXPECT_FALSE(find_checkpoint(dir.path(), world()).checkpoint.has_value());
   fs::create_directories(dir / "checkpoints/.tmp-step-00000003");
   fs::create_directories(dir / "checkpoints/other");
-  EXPECT_FALSE(find_checkpoint(dir.path()).checkpoint.has_value());
+  EXPECT_FALSE(find_checkpoint(dir.path(), world()).checkpoint.has_value());
 }
 
 TEST(Checkpoint, PruningKeepsTheNewestAndEveryMth) {
@@ -134,13 +140,13 @@ TEST(Checkpoint, PruningKeepsTheNewestAndEveryMth) {
   const TempDir dir;
   fs::create_directories(dir / "checkpoints/.tmp-step-00000001/left");
   for (std::int64_t step : {10, 20, 25, 30, 40, 50}) {
-    save_checkpoint(dir.path(), run.contents(step));
+    save_checkpoint(dir.path(), run.contents(step), world());
     EXPECT_TRUE(prune_checkpoints(dir.path(), step, 2, 25).empty());
   }
   EXPECT_EQ(names_in(dir / "checkpoints"),
             (std::vector<std::string>{"step-00000025", "step-00000040", "step-00000050"}));
   // A run taken back to step 25 saves 30: what lies ahead stays, and what it has just saved is never removed.
-  save_checkpoint(dir.path(), run.contents(30));
+  save_checkpoint(dir.path(), run.contents(30), world());
   EXPECT_TRUE(prune_checkpoints(dir.path(), 30, 0, 0).empty());
   EXPECT_EQ(names_in(dir / "checkpoints"),
             (std::vector<std::string>{"step-00000030", "step-00000040", "step-00000050"}));
@@ -149,8 +155,8 @@ TEST(Checkpoint, PruningKeepsTheNewestAndEveryMth) {
 TEST(Checkpoint, TheSameStepIsReplaced) {
   const Example run;
   const TempDir dir;
-  const std::string path = save_checkpoint(dir.path(), run.contents(3, true));
-  save_checkpoint(dir.path(), run.contents(3, false));
+  const std::string path = save_checkpoint(dir.path(), run.contents(3, true), world());
+  save_checkpoint(dir.path(), run.contents(3, false), world());
   EXPECT_FALSE(Checkpoint(path).has_moments());
   EXPECT_EQ(names_in(dir / "checkpoints"), std::vector<std::string>{"step-00000003"});
 }
@@ -160,10 +166,10 @@ TEST(Checkpoint, TheSameStepIsReplaced) {
 TEST(Checkpoint, ADamagedOneNeverCostsTheOlder) {
   const Example run;
   const TempDir dir;
-  save_checkpoint(dir.path(), run.contents(1));
-  const std::string path = save_checkpoint(dir.path(), run.contents(2));
+  save_checkpoint(dir.path(), run.contents(1), world());
+  const std::string path = save_checkpoint(dir.path(), run.contents(2), world());
   auto expect_older = [&](const std::string& what, const std::string& file) {
-    const FoundCheckpoint found = find_checkpoint(dir.path());
+    const FoundCheckpoint found = find_checkpoint(dir.path(), world());
     ASSERT_TRUE(found.checkpoint.has_value()) << what;
     run.expect_equal(*found.checkpoint, 1);
     ASSERT_EQ(found.warnings.size(), 1u);
@@ -187,7 +193,7 @@ TEST(Checkpoint, ADamagedOneNeverCostsTheOlder) {
       flipped[at] = static_cast<char>(flipped[at] ^ 4);
       std::ofstream(file, std::ios::binary) << flipped;
       // White space of trainer.json and the header's metadata may change without any effect.
-      const FoundCheckpoint found = find_checkpoint(dir.path());
+      const FoundCheckpoint found = find_checkpoint(dir.path(), world());
       ASSERT_TRUE(found.checkpoint.has_value());
       if (found.checkpoint->state().step == 1)
         expect_older("flipped", name);
@@ -209,12 +215,12 @@ TEST(Checkpoint, ADamagedOneNeverCostsTheOlder) {
   for (int part = 0; part < 3; ++part) found += sentence([&] { Checkpoint(path).verify(part, 3); }).empty() ? 0 : 1;
   EXPECT_EQ(found, 1);
   // Training on from step 1 saves step 2 anew.
-  save_checkpoint(dir.path(), run.contents(2));
-  run.expect_equal(*find_checkpoint(dir.path()).checkpoint, 2);
+  save_checkpoint(dir.path(), run.contents(2), world());
+  run.expect_equal(*find_checkpoint(dir.path(), world()).checkpoint, 2);
   // When nothing is left, starting afresh silently would be a loss.
   fs::remove(path + "/config.json");
   fs::remove(dir / "checkpoints/step-00000001/trainer.json");
-  const std::string said = sentence([&] { find_checkpoint(dir.path()); });
+  const std::string said = sentence([&] { find_checkpoint(dir.path(), world()); });
   EXPECT_NE(said.find("none of its 2 checkpoints can be used"), std::string::npos) << said;
 }
 
@@ -222,34 +228,36 @@ TEST(Checkpoint, ADamagedOneNeverCostsTheOlder) {
 TEST(Checkpoint, AnUnreadableOneIsAnError) {
   const Example run;
   const TempDir dir;
-  save_checkpoint(dir.path(), run.contents(1));
-  const std::string path = save_checkpoint(dir.path(), run.contents(2));
+  save_checkpoint(dir.path(), run.contents(1), world());
+  const std::string path = save_checkpoint(dir.path(), run.contents(2), world());
   fs::remove(path + "/model.safetensors");
   fs::create_symlink("model.safetensors", path + "/model.safetensors");  // a loop, which even root cannot open
-  const std::string said = sentence([&] { find_checkpoint(dir.path()); });
+  const std::string said = sentence([&] { find_checkpoint(dir.path(), world()); });
   EXPECT_NE(said.find("model.safetensors: cannot be opened"), std::string::npos) << said;
 }
 
 TEST(Checkpoint, AFailedSaveLeavesTheOlderAndNothingElse) {
   const Example run;
   const TempDir dir;
-  save_checkpoint(dir.path(), run.contents(1));
+  save_checkpoint(dir.path(), run.contents(1), world());
   CheckpointContents broken = run.contents(2);
-  broken.exp_avg_sq = [](std::size_t p, float*) { check(p < 20, "a fault in the middle"); };
-  EXPECT_EQ(sentence([&] { save_checkpoint(dir.path(), broken); }), "a fault in the middle");
+  broken.exp_avg_sq = [](const std::vector<std::int64_t>& wanted, float*) {
+    check(wanted[0] < 20, "a fault in the middle");
+  };
+  EXPECT_EQ(sentence([&] { save_checkpoint(dir.path(), broken, world()); }), "a fault in the middle");
   rlimit before{};
   getrlimit(RLIMIT_FSIZE, &before);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   const rlimit tiny{3000, before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &tiny);
-  const std::string said = sentence([&] { save_checkpoint(dir.path(), run.contents(2)); });
+  const std::string said = sentence([&] { save_checkpoint(dir.path(), run.contents(2), world()); });
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
   EXPECT_NE(said.find("cannot write"), std::string::npos) << said;
   EXPECT_EQ(names_in(dir / "checkpoints"), std::vector<std::string>{"step-00000001"});
-  run.expect_equal(*find_checkpoint(dir.path()).checkpoint, 1);
+  run.expect_equal(*find_checkpoint(dir.path(), world()).checkpoint, 1);
   std::ofstream(dir / "file") << "x";
-  EXPECT_NE(sentence([&] { save_checkpoint(dir / "file", run.contents(1)); }).find("cannot be saved"),
+  EXPECT_NE(sentence([&] { save_checkpoint(dir / "file", run.contents(1), world()); }).find("cannot be saved"),
             std::string::npos);
 }
 
@@ -259,24 +267,24 @@ TEST(Checkpoint, NoSpaceIsFoundBeforeAndWhileWriting) {
   const TempDir dir;
   if (mount("onescale_test", dir.path().c_str(), "tmpfs", 0, "size=2m") != 0)
     GTEST_SKIP() << "no right to mount a tmpfs";
-  save_checkpoint(dir.path(), run.contents(1));
+  save_checkpoint(dir.path(), run.contents(1), world());
   run.config.n_positions = 20000;  // 3 x 0.96 MB
   run.table = gpt_bigcode_table(run.config);
-  std::string said = sentence([&] { save_checkpoint(dir.path(), run.contents(2)); });
+  std::string said = sentence([&] { save_checkpoint(dir.path(), run.contents(2), world()); });
   EXPECT_NE(said.find("MB are free, but the checkpoint of step 2 needs"), std::string::npos) << said;
   EXPECT_EQ(names_in(dir / "checkpoints"), std::vector<std::string>{"step-00000001"});
   // The space goes while the checkpoint is written.
   run = Example();
   CheckpointContents contents = run.contents(2);
-  contents.exp_avg = [&](std::size_t p, float* out) {
-    if (p == 0) std::ofstream(dir / "filler") << std::string(2000000, 'x');
-    run.fetch(2, 1)(p, out);
+  contents.exp_avg = [&](const std::vector<std::int64_t>& wanted, float* out) {
+    if (wanted[0] == 0) std::ofstream(dir / "filler") << std::string(2000000, 'x');
+    run.fetch(2, 1)(wanted, out);
   };
-  said = sentence([&] { save_checkpoint(dir.path(), contents); });
+  said = sentence([&] { save_checkpoint(dir.path(), contents, world()); });
   EXPECT_NE(said.find("No space left"), std::string::npos) << said;
   EXPECT_EQ(names_in(dir / "checkpoints"), std::vector<std::string>{"step-00000001"});
   fs::remove(dir / "filler");
-  run.expect_equal(*find_checkpoint(dir.path()).checkpoint, 1);
+  run.expect_equal(*find_checkpoint(dir.path(), world()).checkpoint, 1);
   umount2(dir.path().c_str(), MNT_DETACH);
 }
 
@@ -286,7 +294,7 @@ TEST(Checkpoint, AKillAtAnyMomentLeavesTheNewestComplete) {
   const TempDir dir;
   std::mt19937 random(1);
   const auto start = std::chrono::steady_clock::now();
-  save_checkpoint(dir.path(), run.contents(1));
+  save_checkpoint(dir.path(), run.contents(1), world());
   const std::chrono::duration<double> one_save = std::chrono::steady_clock::now() - start;
   std::int64_t last = 1;
   for (int round = 0; round < 20; ++round) {
@@ -294,7 +302,7 @@ TEST(Checkpoint, AKillAtAnyMomentLeavesTheNewestComplete) {
     if (child == 0) {
       try {
         for (std::int64_t step = last;; ++step) {  // the first one replaces what is there
-          save_checkpoint(dir.path(), run.contents(step));
+          save_checkpoint(dir.path(), run.contents(step), world());
           prune_checkpoints(dir.path(), step, 1, 0);
         }
       } catch (...) {
@@ -306,7 +314,7 @@ TEST(Checkpoint, AKillAtAnyMomentLeavesTheNewestComplete) {
     int status = 0;
     waitpid(child, &status, 0);
     ASSERT_TRUE(WIFSIGNALED(status));
-    const FoundCheckpoint found = find_checkpoint(dir.path());
+    const FoundCheckpoint found = find_checkpoint(dir.path(), world());
     EXPECT_TRUE(found.warnings.empty());
     ASSERT_TRUE(found.checkpoint.has_value());
     ASSERT_GE(found.checkpoint->state().step, last);

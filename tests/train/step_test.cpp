@@ -11,22 +11,24 @@ namespace onescale {
 namespace {
 
 struct Trial {
-  Trial(const Golden& golden, const StepSettings& settings, int threads = 2)
-      : device(make_cpu_device(threads, false)),
-        weights(*device, golden.source.config(), settings.dtype),
-        step(weights, settings) {
-    weights.load([&](std::size_t i, float* out) { golden.source.read(i, out); });
+  Trial(const Golden& golden, const StepSettings& settings) : Trial(golden, settings, golden.source.config()) {}
+  Trial(const Golden& golden, const StepSettings& settings, const ModelConfig& config)
+      : device(make_cpu_device(2, false)), weights(*device, *mesh, config, settings.zero), step(weights, settings) {
+    weights.load(golden.source.fetch());
   }
-  std::vector<float> gradient(std::size_t i) {
-    std::vector<float> g(static_cast<std::size_t>(weights.table().parameters[i].numel()));
-    step.read_gradient(i, g.data());
-    return g;
+  std::vector<float> read(std::size_t i, const Assembly::Source& source) {
+    std::vector<float> whole(static_cast<std::size_t>(weights.table().parameters[i].numel()));
+    weights.assembly().gather({static_cast<std::int64_t>(i)}, source, whole.data());
+    return whole;
   }
+  std::vector<float> gradient(std::size_t i) { return read(i, step.gradient_source()); }
+  std::vector<float> weight(std::size_t i) { return read(i, weights.source()); }
   std::vector<std::vector<float>> gradients() {
     std::vector<std::vector<float>> all;
     for (std::size_t i = 0; i < weights.table().parameters.size(); ++i) all.push_back(gradient(i));
     return all;
   }
+  std::unique_ptr<Mesh> mesh = Mesh::single();
   std::unique_ptr<Device> device;
   ModelWeights weights;
   Step step;
@@ -82,12 +84,15 @@ TEST_P(TokenLossGolden, AgreesWithTransformers) {
   const Golden golden(GetParam());
   const Batch batch(golden);
   StepSettings settings;
-  settings.micro_batch = 2;  // does not divide three rows: the last one is padded
+  settings.micro_batch = batch.rows;
   settings.seq_len = batch.T;
   Trial run(golden, settings);
-  Evaluator evaluator(run.weights, run.step.model(), settings.micro_batch, settings.seq_len);
+  const Tensor total_loss = run.device->allocate(Kind::workspace, DType::float64, {1});
+  const Tensor token_loss = run.device->allocate(Kind::workspace, DType::float32, {batch.rows * batch.T});
+  run.step.model().forward(total_loss, token_loss, {batch.ids.data(), batch.labels.data()}, run.weights.units());
   std::vector<float> losses(batch.ids.size());
-  const double sum = evaluator.loss_sum(batch.host(), losses.data());
+  run.device->download(losses.data(), token_loss);
+  const double sum = *total_loss.as<double>();
   const std::vector<double> expected = golden.values("token_nll");
   EXPECT_LT(difference(losses, expected).relative_l2, 1e-5);
   double total = 0;
@@ -106,7 +111,7 @@ TEST(BfloatGolden, GradientsAreWithinItsRounding) {
     StepSettings settings;
     settings.micro_batch = batch.rows;
     settings.seq_len = batch.T;
-    settings.dtype = DType::bfloat16;
+    settings.zero.dtype = DType::bfloat16;
     Trial run(golden, settings);
     const StepResult result = run.step.gradients(batch.host(), 0, 0);
     EXPECT_NEAR(result.loss / golden.values("loss")[0], 1, 0.01);
@@ -158,8 +163,7 @@ TEST(StepsGolden, SixStepsAgreeWithTransformersForEveryMicroBatch) {
     }
     for (std::size_t i = 0; i < run.weights.table().parameters.size(); ++i) {
       const Parameter& p = run.weights.table().parameters[i];
-      std::vector<float> w(static_cast<std::size_t>(p.numel()));
-      run.weights.read(i, w.data());
+      std::vector<float> w = run.weight(i);
       std::vector<double> ref = golden.values("weight." + p.name);
       for (std::size_t e = 0; e < w.size(); ++e) {
         if (is_key_bias(golden.source.config(), p.name, static_cast<std::int64_t>(e))) w[e] = 0, ref[e] = 0;
@@ -209,21 +213,14 @@ TEST(Step, SameBitsForRecomputeAndSameDropoutForMicroBatches) {
       settings.micro_batch = micro_batch;
       settings.seq_len = batch.T;
       settings.recompute = recompute;
-      const auto device = make_cpu_device(2, false);
-      ModelWeights weights(*device, with_dropout(golden.source.config()), DType::float32);
-      weights.load([&](std::size_t i, float* out) { golden.source.read(i, out); });
-      Step step(weights, settings);
-      step.gradients(batch.host(), 7, 3);
-      std::vector<std::vector<float>> gradients;
-      for (std::size_t i = 0; i < weights.table().parameters.size(); ++i) {
-        gradients.emplace_back(static_cast<std::size_t>(weights.table().parameters[i].numel()));
-        step.read_gradient(i, gradients.back().data());
-      }
+      Trial run(golden, settings, with_dropout(golden.source.config()));
+      run.step.gradients(batch.host(), 7, 3);
+      const std::vector<std::vector<float>> gradients = run.gradients();
       if (recompute == Recompute::none) {
         if (micro_batch == batch.rows) whole = gradients;
         for (std::size_t i = 0; i < gradients.size(); ++i) {
           const std::vector<double> ref(whole[i].begin(), whole[i].end());
-          EXPECT_LT(difference(gradients[i], ref).relative_l2, 1e-5) << weights.table().parameters[i].name;
+          EXPECT_LT(difference(gradients[i], ref).relative_l2, 1e-5) << run.weights.table().parameters[i].name;
         }
       } else if (micro_batch == batch.rows) {
         EXPECT_EQ(gradients, whole) << static_cast<int>(recompute);
@@ -239,26 +236,23 @@ TEST(Step, IsSkippedWithoutGoodTokensAndWhenNotFinite) {
   settings.micro_batch = batch.rows;
   settings.seq_len = batch.T;
   Trial run(golden, settings);
-  std::vector<float> before(static_cast<std::size_t>(run.weights.table().parameters[0].numel())), after(before);
-  run.weights.read(0, before.data());
+  const std::vector<float> before = run.weight(0);
 
   const std::vector<std::int32_t> ignored(batch.labels.size(), -100);
   const StepResult none = run.step.run({batch.ids.data(), ignored.data(), batch.rows}, 0, 0, 0.1);
   EXPECT_EQ(none.outcome, StepResult::Outcome::no_good_tokens);
   EXPECT_EQ(none.loss, 0);
   EXPECT_EQ(none.grad_norm, 0);  // gradients of the step before, if any, are gone too
-  run.weights.read(0, after.data());
-  EXPECT_EQ(before, after);
+  EXPECT_EQ(before, run.weight(0));
   EXPECT_EQ(run.step.optimizer().updates(), 0);
 
-  run.weights.load([&](std::size_t i, float* out) {
-    golden.source.read(i, out);
+  run.weights.load([&](std::size_t i, std::int64_t first, std::int64_t count, float* out) {
+    golden.source.read(i, first, count, out);
     if (i == 3) out[0] = std::numeric_limits<float>::infinity();
   });
   const StepResult bad = run.step.run(batch.host(), 0, 0, 0.1);
   EXPECT_EQ(bad.outcome, StepResult::Outcome::not_finite);
-  run.weights.read(0, after.data());
-  EXPECT_EQ(before, after);
+  EXPECT_EQ(before, run.weight(0));
 }
 
 TEST(Step, AnIgnoredRowChangesNothing) {
@@ -283,8 +277,9 @@ TEST(Step, DryRunFindsTheMemoryOfTheRun) {
   settings.micro_batch = batch.rows;
   settings.seq_len = batch.T;
   const auto measure = [&](bool dry) {
+    const auto mesh = Mesh::single();
     const auto device = make_cpu_device(2, dry);
-    ModelWeights weights(*device, golden.source.config(), settings.dtype);
+    ModelWeights weights(*device, *mesh, golden.source.config(), settings.zero);
     Step step(weights, settings);
     step.run(batch.host(), 0, 0, 0.1);
     return device->memory();
@@ -296,8 +291,9 @@ TEST(Step, MemoryGrowsLinearlyWithT) {
   ModelConfig config = Golden("mqa").source.config();
   config.n_positions = 32768;
   const auto total = [&](std::int64_t T) {
+    const auto mesh = Mesh::single();
     const auto device = make_cpu_device(2, true);
-    ModelWeights weights(*device, config, DType::float32);
+    ModelWeights weights(*device, *mesh, config);
     StepSettings settings;
     settings.seq_len = T;
     settings.recompute = Recompute::none;

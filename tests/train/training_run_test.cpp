@@ -98,20 +98,21 @@ class TrainingRuns : public testing::Test {
   }
 
   static std::string root;
+  World world;
 };
 std::string TrainingRuns::root;
 
 TEST_F(TrainingRuns, ResumeIsBitwiseInWeightsMomentsAndMetrics) {
-  EXPECT_EQ(TrainingRun(options("whole")).run(), 0);
+  EXPECT_EQ(TrainingRun(options("whole"), world).run(), 0);
   for (const std::int64_t stop : {5, 7}) {  // at a checkpoint that is due, and between two
     Options o = options(str("cut", stop));
     o.stop_after = stop;
-    EXPECT_EQ(TrainingRun(o).run(), exit_requeue);
+    EXPECT_EQ(TrainingRun(o, world).run(), exit_requeue);
     o.stop_after = 0;
     o.threads = 1;  // nothing depends on their number
-    EXPECT_EQ(TrainingRun(o).run(), 0);
+    EXPECT_EQ(TrainingRun(o, world).run(), 0);
     expect_same_run("whole", str("cut", stop), "step-00000010");
-    EXPECT_EQ(TrainingRun(o).run(), 0);  // finished: says so and changes nothing
+    EXPECT_EQ(TrainingRun(o, world).run(), 0);  // finished: says so and changes nothing
     expect_same_run("whole", str("cut", stop), "step-00000010");
   }
 }
@@ -119,10 +120,10 @@ TEST_F(TrainingRuns, ResumeIsBitwiseInWeightsMomentsAndMetrics) {
 TEST_F(TrainingRuns, OtherMicroBatchesGiveTheSameLosses) {
   Options o = options("micro1");
   o.micro_batch = 1;
-  TrainingRun(o).run();
+  TrainingRun(o, world).run();
   o = options("micro4");
   o.micro_batch = 4;
-  TrainingRun(o).run();
+  TrainingRun(o, world).run();
   const auto a = metrics("micro1"), b = metrics("micro4");
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -133,7 +134,7 @@ TEST_F(TrainingRuns, OtherMicroBatchesGiveTheSameLosses) {
 }
 
 TEST_F(TrainingRuns, StopsSavesAndGoesOnAfterASignal) {
-  TrainingRun run(options("signal"));
+  TrainingRun run(options("signal"), world);
   std::raise(SIGUSR1);
   EXPECT_EQ(run.run(), exit_requeue);
   EXPECT_TRUE(fs::exists(root + "/signal/checkpoints/step-00000000/trainer.json"));
@@ -143,19 +144,19 @@ TEST_F(TrainingRuns, RefusesASecondProcessAndOtherSettings) {
   Options o = options("busy");
   o.stop_after = 1;
   {
-    TrainingRun first(o);
-    EXPECT_THROW(TrainingRun{o}, Error);
+    TrainingRun first(o, world);
+    EXPECT_THROW(TrainingRun(o, world), Error);
     first.run();
   }
   o.n_layer = 3;
-  EXPECT_THROW(TrainingRun{o}, UsageError);
+  EXPECT_THROW(TrainingRun(o, world), UsageError);
 }
 
 TEST_F(TrainingRuns, StopsAfterTooManyBadStepsWithTheCheckpointIntact) {
   Options o = options("bad");
   o.steps = 40;
   o.stop_after = 5;
-  TrainingRun(o).run();
+  TrainingRun(o, world).run();
   const std::string before = bytes(root + "/bad/checkpoints/step-00000005/model.safetensors");
   o.stop_after = 0;
   o.lr = 1e30;  // the next update makes every later loss infinite
@@ -163,7 +164,7 @@ TEST_F(TrainingRuns, StopsAfterTooManyBadStepsWithTheCheckpointIntact) {
   o.save_every = 1;  // none is saved, so none removed, while steps are bad
   o.keep_last = 2;
   o.max_bad_steps = 3;
-  EXPECT_THROW(TrainingRun(o).run(), Error);
+  EXPECT_THROW(TrainingRun(o, world).run(), Error);
   EXPECT_EQ(bytes(root + "/bad/checkpoints/step-00000005/model.safetensors"), before);
   const std::vector<std::string> lines = metrics("bad");
   EXPECT_EQ(Json::parse(lines.back(), "metrics").at("skipped_steps").integer(), 3);
