@@ -198,6 +198,9 @@ class Device {
   virtual void sgd(Tensor w, Tensor g, Tensor compute, float lr, float weight_decay, float scale) = 0;
 };
 
+// CPUs that the process may use.
+int available_threads();
+
 // The CPU device. threads 0: all that the process may use.
 std::unique_ptr<Device> make_cpu_device(int threads, bool dry);
 

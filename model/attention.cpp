@@ -74,13 +74,15 @@ Dropout Attention::dropout(const Pass& pass, std::int64_t layer) const {
   return dropout;
 }
 
-Tensor Attention::all_kv(Tensor kv) const {
+Tensor Attention::all_kv(Tensor kv, std::int64_t layer) {
   if (kv_.empty()) return kv;
-  sp_->gather(kv_, kv);
+  if (held_ != layer) sp_->gather(kv_, kv);
+  held_ = layer;
   return kv_;
 }
 
-void Attention::forward(AttentionSaved& s, Tensor qkv, const Pass& pass, std::int64_t layer, KvCache* cache) const {
+void Attention::forward(AttentionSaved& s, Tensor qkv, const Pass& pass, std::int64_t layer, KvCache* cache) {
+  held_ = -1;
   const auto [q, kv] = heads(qkv, pass);
   const auto attend = [&](Tensor o, Tensor queries, Tensor all) {
     const Tensor lse = s.lse.view({o.dim(0), o.dim(1), o.dim(2)});
@@ -98,15 +100,15 @@ void Attention::forward(AttentionSaved& s, Tensor qkv, const Pass& pass, std::in
       dev_.copy(s.kv, kv);
     else
       sp_->to_heads(s.kv, kv);
-    attend(s.o_heads, s.q, all_kv(s.kv));
+    attend(s.o_heads, s.q, all_kv(s.kv, layer));
     sp_->to_tokens(o, s.o_heads);
   } else {
-    attend(o, q, all_kv(kv));
+    attend(o, q, all_kv(kv, layer));
   }
 }
 
 void Attention::backward(Tensor dqkv, Tensor do_, const AttentionSaved& s, Tensor qkv, const Pass& pass,
-                         std::int64_t layer) const {
+                         std::int64_t layer) {
   const auto [dq, dkv] = heads(dqkv, pass);
   const auto by_head = [&](Tensor t) {
     return t.split_first(pass.rows, pass.seq_len).split_last(shard_.heads, config_.head_size());
@@ -118,7 +120,7 @@ void Attention::backward(Tensor dqkv, Tensor do_, const AttentionSaved& s, Tenso
   };
   if (by_heads_) {
     sp_->to_heads(do_heads_, by_head(do_));
-    attend(dq_heads_, dkv_, do_heads_, s.o_heads, s.q, all_kv(s.kv));
+    attend(dq_heads_, dkv_, do_heads_, s.o_heads, s.q, all_kv(s.kv, layer));
     sp_->to_tokens(dq, dq_heads_);
     if (config_.multi_query)
       sp_->reduce(dkv, dkv_);
@@ -126,7 +128,7 @@ void Attention::backward(Tensor dqkv, Tensor do_, const AttentionSaved& s, Tenso
       sp_->to_tokens(dkv, dkv_);
   } else {
     const auto [q, kv] = heads(qkv, pass);
-    attend(dq, sp_ ? dkv_ : dkv, by_head(do_), by_head(s.o), q, all_kv(kv));
+    attend(dq, sp_ ? dkv_ : dkv, by_head(do_), by_head(s.o), q, all_kv(kv, layer));
     if (sp_) sp_->reduce(dkv, dkv_);
   }
 }

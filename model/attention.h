@@ -36,10 +36,9 @@ class Attention {
 
   // s.o = attention of the projection qkv [n, shard.qkv]. With a cache, over it and the pass's own tokens, which are
   // appended.
-  void forward(AttentionSaved& s, Tensor qkv, const Pass& pass, std::int64_t layer, KvCache* cache) const;
+  void forward(AttentionSaved& s, Tensor qkv, const Pass& pass, std::int64_t layer, KvCache* cache);
   // dqkv [n, shard.qkv] is overwritten with the gradient of the projection, given that of o.
-  void backward(Tensor dqkv, Tensor do_, const AttentionSaved& s, Tensor qkv, const Pass& pass,
-                std::int64_t layer) const;
+  void backward(Tensor dqkv, Tensor do_, const AttentionSaved& s, Tensor qkv, const Pass& pass, std::int64_t layer);
 
  private:
   // One K/V head: a token's row is [Q: h heads of d | K | V]. One per head: the rows are interleaved, [q_0 k_0 v_0 |
@@ -48,7 +47,7 @@ class Attention {
     Tensor q, kv;  // [B, t, h, d], [B, t, h_kv, 2d]: views of the projection
   };
   Heads heads(Tensor qkv, const Pass& pass) const;
-  Tensor all_kv(Tensor kv) const;  // of all tokens, as far as this rank's queries see them
+  Tensor all_kv(Tensor kv, std::int64_t layer);  // of all tokens, as far as this rank's queries see them
   Dropout dropout(const Pass& pass, std::int64_t layer) const;
 
   Device& dev_;
@@ -59,6 +58,7 @@ class Attention {
   bool by_heads_;
   DType dtype_;
   Tensor kv_, dkv_;             // [B, T, h_kv, 2d], gathered
+  std::int64_t held_ = -1;      // the layer whose keys and values kv_ holds
   Tensor do_heads_, dq_heads_;  // [B, T, heads / sp, d]
 };
 

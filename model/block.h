@@ -47,8 +47,7 @@ struct BlockScratch {
 
 class Block {
  public:
-  Block(Device& device, const ModelConfig& config, const Attention& attention, const TensorParallel& tp,
-        std::int64_t layer)
+  Block(Device& device, const ModelConfig& config, Attention& attention, const TensorParallel& tp, std::int64_t layer)
       : dev_(device), config_(config), attention_(attention), tp_(tp), layer_(layer) {}
 
   // x_out [n, C] = block(s.x); fills the rest of s. With a cache, attends over it and over the pass's own tokens, which
@@ -68,7 +67,7 @@ class Block {
 
   Device& dev_;
   const ModelConfig& config_;
-  const Attention& attention_;
+  Attention& attention_;
   const TensorParallel& tp_;
   std::int64_t layer_;
 };

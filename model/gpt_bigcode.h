@@ -41,7 +41,7 @@ class GptBigCode {
   Pass begin(const MicroBatch& batch, bool dropout);
   // The buffers of one block; those that no recompute mode keeps a layer are `shared` with another one.
   BlockSaved allocate_saved(DType dtype, const BlockSaved* shared);
-  Block block(std::size_t layer) const { return {dev_, config_, attention_, tp_, static_cast<std::int64_t>(layer)}; }
+  Block block(std::size_t layer) { return {dev_, config_, attention_, tp_, static_cast<std::int64_t>(layer)}; }
   Tensor blocks_forward(const Pass& pass, Weights& weights);  // the last block's output
 
   Device& dev_;

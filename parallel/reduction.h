@@ -20,7 +20,7 @@ enum class Reduction : std::uint8_t { ordered, reduce_scatter, all_reduce };
 
 struct ReductionSettings {
   Reduction kind = Reduction::ordered;
-  double bucket_mb = 32;        // MiB of gradients in one collective
+  double bucket_mb = 16;        // MiB of gradients in one collective
   DType wire = DType::float32;  // what travels
 };
 

@@ -57,7 +57,7 @@ int gradients_command(const Options& options, World& world) {
   check_batch(batch.rows, settings.micro_batch, layout);
   settings.optimizer.adamw = false;
   settings.clip_norm = 0;
-  const std::unique_ptr<Device> device = planned_device(options, layout, [&](Device& dry, Mesh& groups) {
+  const std::unique_ptr<Device> device = planned_device(of_rank(options, all), layout, [&](Device& dry, Mesh& groups) {
     ModelWeights weights(dry, groups, config, settings.zero);
     Step(weights, settings).run_empty(rows / settings.micro_batch);
     if (options.logits)

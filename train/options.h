@@ -40,7 +40,7 @@ struct Options {
   // the layout over ranks
   std::int64_t sp = 1, tp = 1, zero = 1, world = 1;
   std::string sp_mode = "ulysses", reduction = "ordered", reduce_dtype = "float32";
-  double bucket_mb = 32, comm_timeout = 600;
+  double bucket_mb = 16, comm_timeout = 600;
   std::int64_t check_replicas = 100, trace_steps = 3;
   std::string trace;
 

@@ -1,5 +1,10 @@
 #include "train/session.h"
 
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <iomanip>
@@ -7,8 +12,33 @@
 
 #include "kernels/error.h"
 #include "model/parameters.h"
+#include "parallel/agreement.h"
 
 namespace onescale {
+
+namespace {
+
+std::string affinity() {  // of this process, as text
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof set, &set);
+  std::string text;
+  for (std::size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) text += CPU_ISSET(cpu, &set) ? str(cpu, ",") : "";
+  return text;
+}
+
+}  // namespace
+
+Options of_rank(Options options, Communicator& world) {
+  if (options.threads > 0 || options.device == "cuda" || world.size() == 1) return options;
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  // Ranks that the launcher has bound to CPUs of their own keep them; others share.
+  const std::string mine = str(name.data(), " ", affinity());
+  const std::vector<std::string> all = exchange_text(world, mine);
+  options.threads = std::max<std::int64_t>(1, available_threads() / std::count(all.begin(), all.end(), mine));
+  return options;
+}
 
 std::unique_ptr<Device> make_device(const Options& options, bool dry) {
   check_usage(options.device != "cuda", "device cuda: this build has no CUDA backend; use --device cpu");

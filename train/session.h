@@ -12,6 +12,10 @@
 
 namespace onescale {
 
+// The options of one of several ranks: threads 0 becomes its share of the CPUs that ranks of this machine have
+// together. Collective.
+Options of_rank(Options options, Communicator& world);
+
 // The device that --device and --threads name. Throws UsageError for one that this build does not have.
 std::unique_ptr<Device> make_device(const Options& options, bool dry);
 

@@ -223,7 +223,7 @@ void TrainingRun::allocate() {
   Plan plan;
   const std::int64_t micro_batches = options_.global_batch / layout_.dp / options_.micro_batch;
   device_ = planned_device(
-      options_, layout_,
+      of_rank(options_, world_.communicator()), layout_,
       [&](Device& dry, Mesh& groups) {
         Buffers(dry, groups, config_, settings, sample_capacity).run_empty(micro_batches);
       },

@@ -40,13 +40,6 @@ struct CpuDevice::Blocks {
 
 namespace {
 
-int available_threads() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  const int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
-  return count > 0 ? count : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
 // Zeroes in parallel, so that each thread's pages lie next to it.
 void zero(char* p, std::int64_t bytes, int threads) {
   constexpr std::int64_t piece = std::int64_t{1} << 16;
@@ -66,6 +59,13 @@ CpuDevice::~CpuDevice() = default;
 
 std::unique_ptr<Device> make_cpu_device(int threads, bool dry) {
   return std::make_unique<CpuDevice>(threads, dry);
+}
+
+int available_threads() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
+  return count > 0 ? count : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 std::string CpuDevice::describe() const {
