@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs with apt what the build, the tests and the quickstart need and is missing; says nothing when nothing is.
+# bash scripts/setup.sh [PACKAGE ...]     these as well
 set -euo pipefail
 
 packages=(cmake ninja-build g++ pkg-config git python3 libdnnl-dev libopenmpi-dev openmpi-bin libsentencepiece-dev
-          libcli11-dev libgtest-dev nlohmann-json3-dev libxxhash-dev clang-format clang-tidy)
+          libcli11-dev libgtest-dev nlohmann-json3-dev libxxhash-dev clang-format clang-tidy "$@")
 
 fail() {
   echo "setup.sh: $*" >&2
