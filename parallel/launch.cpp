@@ -40,8 +40,8 @@ std::string place(int rank, int world) {
 Launch find_launch(const std::function<const char*(const char*)>& variable) {
   Launch found;
   const auto number = [&](const char* name) -> std::optional<int> {
-    const char* text = name == nullptr ? nullptr : variable(name);
-    if (text == nullptr || *text == 0) return {};
+    const char* text = variable(name);
+    if (text == nullptr) return {};
     int value = 0;
     const char* end = text + std::strlen(text);
     const auto parsed = std::from_chars(text, end, value);
@@ -51,6 +51,7 @@ Launch find_launch(const std::function<const char*(const char*)>& variable) {
   };
   bool local = false;
   for (const Source& s : sources) {
+    if (variable(s.rank) == nullptr || (s.size != nullptr && variable(s.size) == nullptr)) continue;
     const std::optional<int> rank = number(s.rank), world = s.size == nullptr ? 0 : number(s.size);
     if (!rank || !world) continue;
     // mpirun within a Slurm job starts its daemons as a step, whose variables the ranks inherit.
@@ -69,10 +70,9 @@ Launch find_launch(const std::function<const char*(const char*)>& variable) {
     }
     found.world = std::max(found.world, *world);
     found.mpi = found.mpi || s.mpi;
-    if (const std::optional<int> here = number(s.local_rank); here && !local) {
-      found.local_rank = *here;
-      local = true;
-    }
+    const std::optional<int> here = s.local_rank == nullptr ? std::nullopt : number(s.local_rank);
+    if (here && !local) found.local_rank = *here;
+    local = local || here;
   }
   if (found.problem.empty() && !found.mpi && found.world > 1) {
     found.problem = str(found.source, " says ", place(found.rank, found.world),

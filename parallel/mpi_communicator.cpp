@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #define OMPI_SKIP_MPICXX 1
@@ -63,6 +64,7 @@ struct Piece {
 
 std::vector<Piece> pieces_of(const std::vector<Tensor>& tensors) {
   std::vector<Piece> pieces;
+  pieces.reserve(tensors.size());
   for (const Tensor& t : tensors) pieces.push_back({t.data, t.bytes()});
   return pieces;
 }
@@ -345,6 +347,7 @@ std::unique_ptr<Transfer> MpiCommunicator::start_all_reduce(Tensor x) {
   if (x.dtype == DType::bfloat16) {
     const Tensor flat(x.data, x.dtype, {n});
     std::vector<Tensor> parts;
+    parts.reserve(members_.size());
     for (int r = 0; r < size(); ++r) parts.push_back(flat.slice(0, n * r / size(), n * (r + 1) / size()));
     const Tensor mine = parts[static_cast<std::size_t>(rank())];
     sum_bfloat16(*operation, mine, parts, [this, parts, mine, &op = *operation] {
@@ -409,6 +412,7 @@ void MpiCommunicator::do_barrier() {
 void MpiCommunicator::do_exchange(void* all, const void* mine, std::int64_t bytes) {
   const std::unique_ptr<Operation> operation = start("exchange");
   std::vector<Piece> out;
+  out.reserve(members_.size());
   for (int r = 0; r < size(); ++r) out.push_back({static_cast<char*>(all) + r * bytes, bytes});
   std::vector<char> sent(static_cast<const char*>(mine), static_cast<const char*>(mine) + bytes);
   send_receive(*operation, operation->tag, out, std::vector(out.size(), Piece{sent.data(), bytes}));
@@ -420,6 +424,7 @@ std::unique_ptr<Communicator> MpiCommunicator::split(const std::vector<int>& mem
   check(me != members.end(), "group ", name, ": rank ", rank(), " is none of its members");
   if (members.size() == 1) return make_single_communicator(name);
   std::vector<int> ranks;
+  ranks.reserve(members.size());
   for (const int r : members) ranks.push_back(members_[static_cast<std::size_t>(r)]);
 
   // MPI_Comm_create_group waits without an end, so the members meet before.
@@ -462,8 +467,8 @@ MpiJob::MpiJob(std::int64_t largest) : state_(std::make_unique<State>(largest)) 
   CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &state_->rank));
   CHECK(MPI_Comm_size(MPI_COMM_WORLD, &state_->size));
   CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &state_->notices));
-  std::vector<int> members;
-  for (int r = 0; r < state_->size; ++r) members.push_back(r);
+  std::vector<int> members(static_cast<std::size_t>(state_->size));
+  std::iota(members.begin(), members.end(), 0);
   MPI_Comm comm = MPI_COMM_NULL;
   CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
   communicator_ = std::make_unique<MpiCommunicator>(*state_, comm, "world", state_->rank, members);

@@ -24,7 +24,8 @@ struct Ended {
 Ended run(const std::string& command) {
   const auto begin = std::chrono::steady_clock::now();
   Ended ended;
-  FILE* pipe = popen(("OMP_NUM_THREADS=1 " + command + " 2>&1 >/dev/null").c_str(), "r");  // NOLINT(cert-env33-c)
+  FILE* pipe = popen(("export OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0; " + command + " 2>&1 >/dev/null").c_str(),
+                     "r");  // NOLINT(cert-env33-c)
   char buffer[4096];
   for (std::size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) ended.error.append(buffer, n);
   const int status = pclose(pipe);

@@ -75,6 +75,7 @@ struct Buffer {
 
 std::vector<Tensor> views(const std::vector<Buffer>& buffers) {
   std::vector<Tensor> tensors;
+  tensors.reserve(buffers.size());
   for (const Buffer& b : buffers) tensors.push_back(b.tensor);
   return tensors;
 }
@@ -136,6 +137,7 @@ TEST(Ranks, AllGatherOfUnevenPieces) {
   for (const DType dtype : moved) {
     for (const bool in_place : {false, true}) {
       std::vector<Buffer> out;
+      out.reserve(at(R));
       for (int r = 0; r < R; ++r) out.emplace_back(dtype, uneven(r, 0));
       Buffer separate(dtype, uneven(me, 0));
       Buffer& in = (in_place ? out[at(me)] : separate).fill([&](auto i) { return i % 50 + me; });
