@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
-#include <mutex>
+#include <chrono>
+#include <future>
+#include <iomanip>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "data/shard.h"
 #include "kernels/error.h"
 
 namespace onescale {
@@ -15,91 +18,80 @@ namespace {
 constexpr std::size_t group_bytes = 4 << 20;  // in memory at a time: many tasks for the threads, frequent progress
 constexpr std::size_t task_bytes = 64 << 10;  // long documents are encoded in several tasks
 
-// Runs work(0) .. work(n - 1), each once, on some of the threads. The exception of the lowest failed number is thrown
-// at the end.
+// Runs work(0) .. work(n - 1), each once, on some threads, and throws what one of them threw.
 template <class Work>
 void parallel_for(std::size_t n, int threads, const Work& work) {
   std::atomic<std::size_t> next{0};
-  std::mutex mutex;
-  std::size_t failed = n;
-  std::exception_ptr exception;
-  const auto run = [&] {
-    for (std::size_t i; (i = next.fetch_add(1)) < n;) {
-      try {
-        work(i);
-      } catch (...) {
-        const std::scoped_lock lock(mutex);
-        if (i < failed) failed = i, exception = std::current_exception();
-      }
-    }
-  };
-  {
-    std::vector<std::jthread> workers;
-    for (int t = 1; t < threads; ++t) workers.emplace_back(run);
-    run();
+  std::vector<std::future<void>> workers;
+  for (int t = 0; t < threads; ++t) {
+    workers.push_back(std::async(std::launch::async, [&] {
+      for (std::size_t i; (i = next.fetch_add(1)) < n;) work(i);
+    }));
   }
-  if (exception) std::rethrow_exception(exception);
+  for (std::future<void>& worker : workers) worker.get();
 }
 
-}  // namespace
-
-void SplitWriter::add(const std::vector<std::int32_t>& ids, const std::vector<std::uint8_t>& no_target,
-                      std::size_t bytes) {
-  if (!shard_) {
-    std::string number = str(summary.shards++);
-    number.insert(0, 6 - std::min<std::size_t>(6, number.size()), '0');
-    shard_ = std::make_unique<ShardWriter>(prefix_ + number + ".bin", vocabulary_);
+// One pass over the documents, which it takes back to their beginning.
+class Pass {
+ public:
+  Pass(const char* phase, const PrepareOptions& options, Documents& documents)
+      : phase_(phase), options_(options), documents_(documents), begin_(std::chrono::steady_clock::now()) {
+    documents.rewind();
   }
-  shard_->add_document(ids, no_target);
-  ++summary.documents;
-  summary.bytes += static_cast<std::int64_t>(bytes);
-  summary.tokens += std::ssize(ids);
-  if (shard_->tokens() >= shard_tokens_) finish();
-}
-
-void SplitWriter::finish() {
-  if (shard_) shard_->finish();
-  shard_.reset();
-}
-
-void DocumentEncoder::begin(const char* phase) {
-  progress_ = {phase, 0, documents_.bytes(), 0, 0};
-  begin_ = std::chrono::steady_clock::now();
-  documents_.rewind();
-}
-
-void DocumentEncoder::report(std::int64_t tokens) {
-  if (!options_.progress) return;
-  progress_.bytes = documents_.bytes_read();
-  progress_.tokens = tokens;
-  progress_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-  options_.progress(progress_);
-}
-
-bool DocumentEncoder::is_validation(std::int64_t number) const {
-  const Philox draw = document_draw(options_.seed, number, DocumentDraw::split);
-  return static_cast<double>(draw[0]) < options_.validation_share * 4294967296.0;
-}
-
-std::string DocumentEncoder::train_tokenizer() {
-  WordCounts words;
-  const double share = static_cast<double>(options_.tokenizer_bytes) / static_cast<double>(documents_.bytes());
-  begin("reading words");
-  Document document;
-  for (std::int64_t number = 0; documents_.next(document); ++number) {
-    const Philox draw = document_draw(options_.seed, number, DocumentDraw::split);
-    if (is_validation(number) || static_cast<double>(draw[1]) >= share * 4294967296.0) continue;
-    words.add(document.text);
-    report(0);
+  void report(std::int64_t tokens) const {
+    if (!options_.progress) return;
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
+    options_.progress({phase_, documents_.bytes_read(), documents_.bytes(), tokens, seconds.count()});
   }
-  check(words.bytes() > 0, "All documents fell to validation: lower val_share, change seed or add documents.");
-  begin("training the tokenizer");
-  report(0);
-  return Tokenizer::train(words, options_.vocab_size);
+
+ private:
+  const char* phase_;
+  const PrepareOptions& options_;
+  const Documents& documents_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+// The shards of one split: PREFIX000000.bin, PREFIX000001.bin, ... Each ends with the document that fills it.
+struct Split {
+  std::string prefix;
+  Vocabulary vocabulary;
+  std::int64_t shard_tokens;
+  SplitSummary& summary;
+  std::optional<ShardWriter> shard = {};
+
+  void add(const std::vector<std::int32_t>& ids, const std::vector<std::uint8_t>& no_target, std::size_t bytes) {
+    if (!shard) shard.emplace(str(prefix, std::setfill('0'), std::setw(6), summary.shards++, ".bin"), vocabulary);
+    shard->add_document(ids, no_target);
+    ++summary.documents;
+    summary.bytes += static_cast<std::int64_t>(bytes);
+    summary.tokens += std::ssize(ids);
+    if (shard->tokens() >= shard_tokens) finish();
+  }
+  void finish() {
+    if (shard) shard->finish();
+    shard.reset();
+  }
+};
+
+bool below(std::uint32_t word, double share) {
+  return static_cast<double>(word) < share * 4294967296.0;
 }
 
-void DocumentEncoder::cut(std::vector<Part>& parts, std::size_t index, const Document& document, std::int64_t number,
-                          const Tokenizer& tokenizer, SplitSummary& train) const {
+bool is_validation(const PrepareOptions& options, std::int64_t number) {
+  return below(document_draw(options.seed, number, DocumentDraw::split)[0], options.validation_share);
+}
+
+// A stretch of a document: a special id, or text that becomes ids.
+struct Part {
+  std::size_t document;  // in its group
+  std::string_view text;
+  bool no_target;
+  std::vector<std::int32_t> ids;
+};
+
+// Appends the parts of a document, ids of text still to come. Counts what fill-in-the-middle did in `train`.
+void cut(std::vector<Part>& parts, std::size_t index, const Document& document, std::int64_t number,
+         const PrepareOptions& options, const Tokenizer& tokenizer, SplitSummary& train) {
   const auto add = [&](std::string_view text, bool no_target) {
     while (!text.empty()) {
       const std::size_t end = tokenizer.next_cut(text, task_bytes);
@@ -109,12 +101,12 @@ void DocumentEncoder::cut(std::vector<Part>& parts, std::size_t index, const Doc
   };
   const std::string_view text = document.text;
   parts.push_back({index, {}, false, {tokenizer.eot()}});
-  if (document.prompt_bytes > 0 || is_validation(number)) {
+  if (document.prompt_bytes > 0 || is_validation(options, number)) {
     add(text.substr(0, document.prompt_bytes), true);
     add(text.substr(document.prompt_bytes), false);
     return;
   }
-  const FimParts fim = fim_split(text, options_.fim, options_.seed, number);
+  const FimParts fim = fim_split(text, options.fim, options.seed, number);
   train.psm += fim.mode == FimMode::psm;
   train.spm += fim.mode == FimMode::spm;
   for (const FimSegment& segment : fim_segments(fim, tokenizer)) {
@@ -123,10 +115,34 @@ void DocumentEncoder::cut(std::vector<Part>& parts, std::size_t index, const Doc
   }
 }
 
-void DocumentEncoder::encode(const Tokenizer& tokenizer, SplitWriter& train, SplitWriter& val) {
+}  // namespace
+
+std::string train_tokenizer(const PrepareOptions& options, Documents& documents) {
+  WordCounts words;
+  const double share = static_cast<double>(options.tokenizer_bytes) / static_cast<double>(documents.bytes());
+  const Pass reading("reading words", options, documents);
+  Document document;
+  for (std::int64_t number = 0; documents.next(document); ++number) {
+    if (is_validation(options, number) || !below(document_draw(options.seed, number, DocumentDraw::split)[1], share))
+      continue;
+    words.add(document.text);
+    reading.report(0);
+  }
+  check(words.bytes() > 0, "All documents fell to validation: lower val_share, change seed or add documents.");
+  Pass("training the tokenizer", options, documents).report(0);
+  return Tokenizer::train(words, options.vocab_size);
+}
+
+PrepareSummary encode_documents(const PrepareOptions& options, Documents& documents, const Tokenizer& tokenizer,
+                                const std::string& dir) {
   const int threads =
-      options_.threads > 0 ? options_.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  begin("encoding");
+      options.threads > 0 ? options.threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const Vocabulary vocabulary{tokenizer.vocab_size(), tokenizer.eot(), tokenizer.hash()};
+  PrepareSummary summary;
+  summary.vocab_size = vocabulary.size;
+  Split train{dir + "/train_", vocabulary, options.shard_tokens, summary.train};
+  Split val{dir + "/val_", vocabulary, options.shard_tokens, summary.val};
+  const Pass encoding("encoding", options, documents);
   std::vector<Document> group;
   std::vector<Part> parts;
   std::vector<std::int32_t> ids;
@@ -135,22 +151,20 @@ void DocumentEncoder::encode(const Tokenizer& tokenizer, SplitWriter& train, Spl
     group.clear();
     parts.clear();
     std::size_t bytes = 0;
-    for (Document document; bytes < group_bytes && documents_.next(document);) {
+    for (Document document; bytes < group_bytes && documents.next(document);) {
       bytes += document.text.size();
       group.push_back(std::move(document));
     }
     if (group.empty()) break;
-    for (std::size_t d = 0; d < group.size(); ++d) {
-      cut(parts, d, group[d], first + static_cast<std::int64_t>(d), tokenizer, train.summary);
-    }
+    for (std::size_t d = 0; d < group.size(); ++d)
+      cut(parts, d, group[d], first + static_cast<std::int64_t>(d), options, tokenizer, summary.train);
     parallel_for(parts.size(), threads, [&](std::size_t i) {
       Part& part = parts[i];
       if (part.text.empty()) return;
       part.ids = tokenizer.encode(part.text);
       check(tokenizer.lossless() || tokenizer.decode(part.ids) == part.text, group[part.document].source,
             ": the tokenizer changes this text (such models lose U+2581 and bytes that are not UTF-8): leave the "
-            "document out, "
-            "or let prepare train a tokenizer.");
+            "document out, or let prepare train a tokenizer.");
     });
     for (auto part = parts.begin(); part != parts.end();) {
       const std::size_t d = part->document;
@@ -160,13 +174,16 @@ void DocumentEncoder::encode(const Tokenizer& tokenizer, SplitWriter& train, Spl
         ids.insert(ids.end(), part->ids.begin(), part->ids.end());
         if (group[d].prompt_bytes > 0) no_target.resize(ids.size(), part->no_target ? 1 : 0);
       }
-      SplitWriter& split = is_validation(first + static_cast<std::int64_t>(d)) ? val : train;
+      Split& split = is_validation(options, first + static_cast<std::int64_t>(d)) ? val : train;
       split.add(ids, no_target, group[d].text.size());
     }
-    report(train.summary.tokens + val.summary.tokens);
+    encoding.report(summary.train.tokens + summary.val.tokens);
   }
   train.finish();
   val.finish();
+  check(summary.train.documents > 0, "All ", summary.val.documents,
+        " documents fell to validation: lower val_share, change seed or add documents.");
+  return summary;
 }
 
 }  // namespace onescale

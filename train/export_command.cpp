@@ -2,7 +2,7 @@
 #include <filesystem>
 
 #include "kernels/error.h"
-#include "model/file.h"
+#include "parallel/file.h"
 #include "train/commands.h"
 #include "train/session.h"
 
