@@ -136,7 +136,8 @@ void sync_directory(const std::string& path) {
 }
 
 std::string plain_path(const std::string& path) {
-  return path.empty() ? path : fs::path(path + "/").lexically_normal().parent_path().string();
+  const fs::path plain = fs::path(path).lexically_normal();
+  return (plain.has_filename() || plain == plain.root_path() ? plain : plain.parent_path()).string();
 }
 
 }  // namespace onescale

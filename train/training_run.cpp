@@ -216,7 +216,7 @@ void TrainingRun::allocate() {
   if (options_.sample_every > 0) {
     const auto prompt = static_cast<std::int64_t>(tokenizer_->encode(options_.sample_prompt).size()) + 1;
     check_usage(prompt < config_.n_positions, "sample_prompt is ", prompt, " tokens long, n_positions is ",
-                config_.n_positions);
+                config_.n_positions, "; shorten it");
     sample_capacity = std::max<std::int64_t>(2, std::min(prompt + options_.sample_tokens, config_.n_positions));
   }
   Plan plan;
