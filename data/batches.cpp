@@ -26,19 +26,13 @@ bool Dataset::exists(const std::string& dir, const std::string& split) {
   return !shard_files(dir, split).empty();
 }
 
-Dataset::Dataset(const std::string& dir, const std::string& split, const Vocabulary& expected, int threads)
-    : Dataset(shard_files(dir, split), expected, threads, dir + "/" + split + "_*.bin") {}
-
-Dataset::Dataset(const std::vector<std::string>& files, const Vocabulary& expected, int threads)
-    : Dataset(files, expected, threads, files.empty() ? "the list of token files" : files[0]) {}
-
-Dataset::Dataset(const std::vector<std::string>& files, const Vocabulary& expected, int threads,
-                 const std::string& name)
-    : name_(name) {
-  check(!files.empty(), name, ": there are no token files here; make them with `onescale prepare`.");
+Dataset::Dataset(const std::string& dir, const std::string& split, const Vocabulary& expected)
+    : name_(dir + "/" + split + "_*.bin") {
+  const std::vector<std::string> files = shard_files(dir, split);
+  check(!files.empty(), name_, ": there are no token files here; make them with `onescale prepare`.");
   std::int64_t tokens = 0;
   for (const std::string& file : files) {
-    const Shard& shard = shards_.emplace_back(file, expected, threads);
+    const Shard& shard = shards_.emplace_back(file, expected);
     check(shard.vocabulary().hash == shards_[0].vocabulary().hash, file,
           ": the tokens were made with another tokenizer than those of ", files[0], ": prepare them together.");
     ends_.push_back(tokens += shard.tokens());
@@ -47,6 +41,12 @@ Dataset::Dataset(const std::vector<std::string>& files, const Vocabulary& expect
 
 std::string Dataset::describe() const {
   return str(name_, ": ", tokens(), " tokens in ", shards_.size(), shards_.size() == 1 ? " shard" : " shards");
+}
+
+std::uint64_t Dataset::hash() const {
+  std::uint64_t hash = 0;
+  for (const Shard& shard : shards_) hash = shard.hash(hash);
+  return hash;
 }
 
 void Dataset::read(std::int64_t first, std::int64_t count, std::int32_t* ids, std::uint8_t* no_target) const {

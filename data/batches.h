@@ -16,23 +16,20 @@ class Dataset {
  public:
   // Opens DIR/<split>_*.bin in the order of their names; split is "train" or "val". Throws Error when there is none, or
   // as Shard does.
-  Dataset(const std::string& dir, const std::string& split, const Vocabulary& expected, int threads = 1);
-  // Opens the given files, ours or llm.c's.
-  Dataset(const std::vector<std::string>& files, const Vocabulary& expected, int threads = 1);
+  Dataset(const std::string& dir, const std::string& split, const Vocabulary& expected);
   // Whether Dataset(dir, split, ...) would find a shard.
   static bool exists(const std::string& dir, const std::string& split);
 
-  std::int64_t tokens() const { return ends_.empty() ? 0 : ends_.back(); }
-  const std::vector<Shard>& shards() const { return shards_; }
-  std::string describe() const;  // "3 shards in data/train_*.bin, 1234 tokens"
+  std::int64_t tokens() const { return ends_.back(); }
+  std::string describe() const;  // "data/train_*.bin: 1234 tokens in 3 shards"
+  // Of all shards: whether the data are those that a run was begun with. See Shard::hash().
+  std::uint64_t hash() const;
 
   // Tokens [first, first + count), which may lie in several shards; no_target is 1 where a token is
   // ignored in the loss.
   void read(std::int64_t first, std::int64_t count, std::int32_t* ids, std::uint8_t* no_target) const;
 
  private:
-  Dataset(const std::vector<std::string>& files, const Vocabulary& expected, int threads, const std::string& name);
-
   std::vector<Shard> shards_;
   std::vector<std::int64_t> ends_;  // of each shard, in tokens from the start of the first
   std::string name_;

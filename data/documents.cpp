@@ -4,11 +4,11 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cinttypes>
 #include <filesystem>
-#include <iterator>
+#include <iomanip>
 
 #include "kernels/error.h"
+#include "parallel/file.h"
 #include "parallel/json.h"
 
 namespace onescale {
@@ -42,7 +42,7 @@ std::vector<std::string> walk(const std::string& dir, const std::vector<std::str
       paths.push_back(entry->path().string());
     }
   }
-  check(!error, dir, ": the directory cannot be read (", error.message(), ").");
+  check(!error, dir, ": the directory cannot be read (", error.message(), "): check its rights.");
   std::sort(paths.begin(), paths.end());
   return paths;
 }
@@ -54,10 +54,10 @@ Documents::Documents(const std::vector<std::string>& inputs, const std::vector<s
   for (const std::string& input : inputs) {
     std::error_code error;
     const fs::file_status status = fs::status(input, error);
-    check_usage(fs::exists(status), input, ": the input does not exist.");
+    check_usage(fs::exists(status), input, ": the input does not exist: check the path.");
     for (const std::string& path : fs::is_directory(status) ? walk(input, patterns) : std::vector<std::string>{input}) {
       const std::uintmax_t bytes = fs::file_size(path, error);
-      check(!error, path, ": the file cannot be read (", error.message(), ").");
+      check(!error, path, ": the file cannot be read (", error.message(), "): check its rights.");
       files_.push_back({path, static_cast<std::int64_t>(bytes)});
       bytes_ += static_cast<std::int64_t>(bytes);
     }
@@ -81,11 +81,7 @@ bool Documents::next(Document& document) {
       if (next_line(document)) return true;
       continue;
     }
-    std::ifstream file(path, std::ios::binary);
-    document.text.assign(std::istreambuf_iterator<char>(file), {});
-    check(file.is_open() && !file.bad(), path, ": the file cannot be read.");
-    document.prompt_bytes = 0;
-    document.source = path;
+    document = {read_text(path), 0, path};
     bytes_read_ += std::ssize(document.text);
     if (document.text.empty()) continue;
     ++file_;
@@ -98,7 +94,7 @@ bool Documents::next_line(Document& document) {
   const std::string& path = files_[file_].path;
   if (!lines_.is_open()) {
     lines_.open(path, std::ios::binary);
-    check(lines_.is_open(), path, ": the file cannot be read.");
+    check(lines_.is_open(), path, ": the file cannot be read: check its rights.");
     line_ = 0;
   }
   std::string line;
@@ -109,26 +105,28 @@ bool Documents::next_line(Document& document) {
     document.source = str(path, " line ", line_);
     const Json json = Json::parse(line, document.source);
     check(json.is_object() && (json.has("text") || (json.has("prompt") && json.has("completion"))), document.source,
-          ": expected an object with \"text\", or with \"prompt\" and \"completion\".");
-    document.text = json.has("text") ? json.at("text").string() : json.at("prompt").string();
-    document.prompt_bytes = 0;
-    if (!json.has("text")) {
-      document.prompt_bytes = document.text.size();
-      document.text += json.at("completion").string();
-    }
+          ": expected an object with \"text\", or with \"prompt\" and \"completion\": correct the line.");
+    document.text = json.at(json.has("text") ? "text" : "prompt").string();
+    document.prompt_bytes = json.has("text") ? 0 : document.text.size();
+    if (!json.has("text")) document.text += json.at("completion").string();
     if (!document.text.empty()) return true;
   }
-  check(!lines_.bad(), path, ": the file cannot be read.");
+  check(!lines_.bad(), path, ": the file cannot be read: check its rights.");
   lines_ = {};
   return false;
 }
 
 std::string Documents::fingerprint() const {
-  std::string list;
-  for (const File& file : files_) list += str(file.path, '\0', file.bytes, '\0');
-  char hex[17];
-  std::snprintf(hex, sizeof hex, "%016" PRIx64, static_cast<std::uint64_t>(XXH3_64bits(list.data(), list.size())));
-  return hex;
+  std::uint64_t hash = 0;
+  std::vector<char> piece(1 << 20);
+  for (const auto& [path, bytes] : files_) {
+    hash = XXH3_64bits_withSeed(path.c_str(), path.size() + 1, hash);
+    std::ifstream file(path, std::ios::binary);
+    while (file.read(piece.data(), std::ssize(piece)) || file.gcount() > 0)
+      hash = XXH3_64bits_withSeed(piece.data(), static_cast<std::size_t>(file.gcount()), hash);
+    check(file.eof(), path, ": the file cannot be read; check its rights.");
+  }
+  return str(std::hex, std::setfill('0'), std::setw(16), hash);
 }
 
 }  // namespace onescale

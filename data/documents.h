@@ -31,7 +31,7 @@ class Documents {
   std::int64_t files() const { return static_cast<std::int64_t>(files_.size()); }
   std::int64_t bytes() const { return bytes_; }            // of all files
   std::int64_t bytes_read() const { return bytes_read_; }  // since rewind
-  // XXH3 of all paths and sizes, in hexadecimal: whether the same inputs were prepared before.
+  // XXH3 of all paths and contents, in hexadecimal: whether the same inputs were prepared before. Reads everything.
   std::string fingerprint() const;
 
  private:

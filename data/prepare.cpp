@@ -1,54 +1,42 @@
 #include "data/prepare.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <future>
+#include <iomanip>
 #include <optional>
+#include <thread>
+#include <utility>
 
-#include "data/encoder.h"
+#include "data/documents.h"
+#include "data/shard.h"
 #include "kernels/error.h"
+#include "parallel/file.h"
 #include "parallel/json.h"
 
 namespace onescale {
 namespace fs = std::filesystem;
 namespace {
 
-// Of a file or a directory, so that what was written survives a loss of power.
-void sync(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool ok = file >= 0 && ::fsync(file) == 0;
-  check(ok, path, ": writing failed (", std::strerror(errno), ").");
-  ::close(file);
-}
-
-void write_file(const std::string& path, const std::string& bytes) {
-  std::ofstream file(path, std::ios::binary);
-  file << bytes << std::flush;
-  check(file.good(), path, ": writing failed (", std::strerror(errno), ").");
-  sync(path);
+Json list_of(const std::vector<std::string>& values) {
+  Json array = Json::array();
+  for (const std::string& value : values) array.push(value);
+  return array;
 }
 
 Json settings_of(const PrepareOptions& options, const Documents& documents, const std::optional<Tokenizer>& tokenizer) {
   Json settings = Json::object();
-  const auto list = [&](const char* name, const std::vector<std::string>& values) {
-    Json array = Json::array();
-    for (const std::string& value : values) array.push(value);
-    settings.set(name, array);
-  };
-  list("inputs", options.inputs);
-  list("patterns", options.patterns);
+  settings.set("inputs", list_of(options.inputs));
+  settings.set("patterns", list_of(options.patterns));
   settings.set("files", documents.files());
   settings.set("input_bytes", documents.bytes());
-  settings.set("names_and_sizes", documents.fingerprint());
+  settings.set("input_hash", documents.fingerprint());
   if (tokenizer) {
+    const auto& hash = tokenizer->hash();
     settings.set("tokenizer", options.tokenizer);
-    list("tokenizer_hash",
-         {str(tokenizer->hash()[0]), str(tokenizer->hash()[1]), str(tokenizer->hash()[2]), str(tokenizer->hash()[3])});
+    settings.set("tokenizer_hash", list_of({str(hash[0]), str(hash[1]), str(hash[2]), str(hash[3])}));
   } else {
     settings.set("vocab_size", options.vocab_size);
     settings.set("tokenizer_bytes", options.tokenizer_bytes);
@@ -61,47 +49,211 @@ Json settings_of(const PrepareOptions& options, const Documents& documents, cons
   return settings;
 }
 
+constexpr std::pair<const char*, std::int64_t SplitSummary::*> split_fields[] = {
+    {"documents", &SplitSummary::documents}, {"bytes", &SplitSummary::bytes}, {"tokens", &SplitSummary::tokens},
+    {"fim_psm", &SplitSummary::psm},         {"fim_spm", &SplitSummary::spm}, {"shards", &SplitSummary::shards}};
+
 Json to_json(const SplitSummary& split) {
   Json json = Json::object();
-  json.set("documents", split.documents);
-  json.set("bytes", split.bytes);
-  json.set("tokens", split.tokens);
-  json.set("fim_psm", split.psm);
-  json.set("fim_spm", split.spm);
-  json.set("shards", split.shards);
+  for (const auto& [name, field] : split_fields) json.set(name, split.*field);
   return json;
 }
 
 SplitSummary split_from_json(const Json& json) {
-  return {json.at("documents").integer(), json.at("bytes").integer(),   json.at("tokens").integer(),
-          json.at("fim_psm").integer(),   json.at("fim_spm").integer(), json.at("shards").integer()};
+  SplitSummary split;
+  for (const auto& [name, field] : split_fields) split.*field = json.at(name).integer();
+  return split;
 }
 
-// Throws when `out` exists and was not made from these settings; true when it was.
-bool made_before(const std::string& out, const Json& settings) {
+// What `out` holds already, if it was made with these settings; nothing if it is free. Throws otherwise.
+std::optional<PrepareSummary> made_before(const std::string& out, const Json& settings) {
   std::error_code error;
-  if (!fs::exists(out, error) || fs::is_empty(out, error)) return false;
+  if (!fs::exists(out, error) || fs::is_empty(out, error)) return std::nullopt;
   const std::string file = out + "/prepare.json";
   check_usage(fs::exists(file, error), out, " exists and is not a prepared data set: name another directory.");
-  const Json before = Json::read_file(file).at("settings");
+  const Json made = Json::read_file(file), before = made.at("settings");
   for (const std::string& key : settings.keys()) {
     const std::string old = before.has(key) ? before.at(key).dump() : "absent", now = settings.at(key).dump();
     check_usage(old == now, out, " exists and was made with ", key, " ", old, ", not ", now,
                 ": name another directory or remove it.");
   }
-  return true;
+  return PrepareSummary{split_from_json(made.at("train")), split_from_json(made.at("val")),
+                        made.at("vocab_size").integer(), true};
+}
+
+constexpr std::size_t group_bytes = 4 << 20;  // in memory at a time: many tasks for the threads, frequent progress
+constexpr std::size_t task_bytes = 64 << 10;  // long documents are encoded in several tasks
+
+// Runs work(0) .. work(n - 1), each once, on some threads, and throws what one of them threw.
+template <class Work>
+void parallel_for(std::size_t n, int threads, const Work& work) {
+  std::atomic<std::size_t> next{0};
+  std::vector<std::future<void>> workers;
+  for (int t = 0; t < threads; ++t) {
+    workers.push_back(std::async(std::launch::async, [&] {
+      for (std::size_t i; (i = next.fetch_add(1)) < n;) work(i);
+    }));
+  }
+  for (std::future<void>& worker : workers) worker.get();
+}
+
+// One pass over the documents, which it takes back to their beginning.
+class Pass {
+ public:
+  Pass(const char* phase, const PrepareOptions& options, Documents& documents)
+      : phase_(phase), options_(options), documents_(documents), begin_(std::chrono::steady_clock::now()) {
+    documents.rewind();
+  }
+  void report(std::int64_t tokens) const {
+    if (!options_.progress) return;
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
+    options_.progress({phase_, documents_.bytes_read(), documents_.bytes(), tokens, seconds.count()});
+  }
+
+ private:
+  const char* phase_;
+  const PrepareOptions& options_;
+  const Documents& documents_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+// The shards of one split: PREFIX000000.bin, PREFIX000001.bin, ... Each ends with the document that fills it.
+struct Split {
+  std::string prefix;
+  Vocabulary vocabulary;
+  std::int64_t shard_tokens;
+  SplitSummary& summary;
+  std::optional<ShardWriter> shard = {};
+
+  void add(const std::vector<std::int32_t>& ids, const std::vector<std::uint8_t>& no_target, std::size_t bytes) {
+    if (!shard) shard.emplace(str(prefix, std::setfill('0'), std::setw(6), summary.shards++, ".bin"), vocabulary);
+    shard->add_document(ids, no_target);
+    ++summary.documents;
+    summary.bytes += static_cast<std::int64_t>(bytes);
+    summary.tokens += std::ssize(ids);
+    if (shard->tokens() >= shard_tokens) finish();
+  }
+  void finish() {
+    if (shard) shard->finish();
+    shard.reset();
+  }
+};
+
+bool below(std::uint32_t word, double share) {
+  return static_cast<double>(word) < share * 4294967296.0;
+}
+
+bool is_validation(const PrepareOptions& options, std::int64_t number) {
+  return below(document_draw(options.seed, number, DocumentDraw::split)[0], options.validation_share);
+}
+
+// A stretch of a document: a special id, or text that becomes ids.
+struct Part {
+  std::size_t document;  // in its group
+  std::string_view text;
+  bool no_target;
+  std::vector<std::int32_t> ids;
+};
+
+// Appends the parts of a document, ids of text still to come. Counts what fill-in-the-middle did in `train`.
+void cut(std::vector<Part>& parts, std::size_t index, const Document& document, std::int64_t number,
+         const PrepareOptions& options, const Tokenizer& tokenizer, SplitSummary& train) {
+  const auto add = [&](std::string_view text, bool no_target) {
+    while (!text.empty()) {
+      const std::size_t end = tokenizer.next_cut(text, task_bytes);
+      parts.push_back({index, text.substr(0, end), no_target, {}});
+      text.remove_prefix(end);
+    }
+  };
+  const std::string_view text = document.text;
+  parts.push_back({index, {}, false, {tokenizer.eot()}});
+  if (document.prompt_bytes > 0 || is_validation(options, number)) {
+    add(text.substr(0, document.prompt_bytes), true);
+    add(text.substr(document.prompt_bytes), false);
+    return;
+  }
+  const FimParts fim = fim_split(text, options.fim, options.seed, number);
+  train.psm += fim.mode == FimMode::psm;
+  train.spm += fim.mode == FimMode::spm;
+  for (const FimSegment& segment : fim_segments(fim, tokenizer)) {
+    if (segment.id >= 0) parts.push_back({index, {}, false, {segment.id}});
+    add(segment.text, false);
+  }
+}
+
+// The bytes of a tokenizer trained on training documents.
+std::string train_tokenizer(const PrepareOptions& options, Documents& documents) {
+  WordCounts words;
+  const double share = static_cast<double>(options.tokenizer_bytes) / static_cast<double>(documents.bytes());
+  const Pass reading("reading words", options, documents);
+  Document document;
+  for (std::int64_t number = 0; documents.next(document); ++number) {
+    if (is_validation(options, number) || !below(document_draw(options.seed, number, DocumentDraw::split)[1], share))
+      continue;
+    words.add(document.text);
+    reading.report(0);
+  }
+  check(words.bytes() > 0, "All documents fell to validation: lower val_share, change seed or add documents.");
+  Pass("training the tokenizer", options, documents).report(0);
+  return Tokenizer::train(words, options.vocab_size);
+}
+
+// All documents as ids, each to the split that its number draws. Encoding runs in parallel; what is written is in the
+// order of the documents and does not depend on the number of threads. Text is held a few megabytes at a time.
+PrepareSummary encode_documents(const PrepareOptions& options, Documents& documents, const Tokenizer& tokenizer,
+                                const std::string& dir) {
+  const int threads =
+      options.threads > 0 ? options.threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const Vocabulary vocabulary{tokenizer.vocab_size(), tokenizer.eot(), tokenizer.hash()};
+  PrepareSummary summary;
+  summary.vocab_size = vocabulary.size;
+  Split train{dir + "/train_", vocabulary, options.shard_tokens, summary.train};
+  Split val{dir + "/val_", vocabulary, options.shard_tokens, summary.val};
+  const Pass encoding("encoding", options, documents);
+  std::vector<Document> group;
+  std::vector<Part> parts;
+  std::vector<std::int32_t> ids;
+  std::vector<std::uint8_t> no_target;
+  for (std::int64_t first = 0;; first += std::ssize(group)) {
+    group.clear();
+    parts.clear();
+    std::size_t bytes = 0;
+    for (Document document; bytes < group_bytes && documents.next(document);) {
+      bytes += document.text.size();
+      group.push_back(std::move(document));
+    }
+    if (group.empty()) break;
+    for (std::size_t d = 0; d < group.size(); ++d)
+      cut(parts, d, group[d], first + static_cast<std::int64_t>(d), options, tokenizer, summary.train);
+    parallel_for(parts.size(), threads, [&](std::size_t i) {
+      Part& part = parts[i];
+      if (part.text.empty()) return;
+      part.ids = tokenizer.encode(part.text);
+      check(tokenizer.lossless() || tokenizer.decode(part.ids) == part.text, group[part.document].source,
+            ": the tokenizer changes this text (such models lose U+2581 and bytes that are not UTF-8): leave the "
+            "document out, or let prepare train a tokenizer.");
+    });
+    for (auto part = parts.begin(); part != parts.end();) {
+      const std::size_t d = part->document;
+      ids.clear();
+      no_target.clear();
+      for (; part != parts.end() && part->document == d; ++part) {
+        ids.insert(ids.end(), part->ids.begin(), part->ids.end());
+        if (group[d].prompt_bytes > 0) no_target.resize(ids.size(), part->no_target ? 1 : 0);
+      }
+      Split& split = is_validation(options, first + static_cast<std::int64_t>(d)) ? val : train;
+      split.add(ids, no_target, group[d].text.size());
+    }
+    encoding.report(summary.train.tokens + summary.val.tokens);
+  }
+  train.finish();
+  val.finish();
+  check(summary.train.documents > 0, "All ", summary.val.documents,
+        " documents fell to validation: lower val_share, change seed or add documents.");
+  return summary;
 }
 
 }  // namespace
-
-PrepareSummary read_prepare_summary(const std::string& dir) {
-  const Json json = Json::read_file(dir + "/prepare.json");
-  PrepareSummary summary;
-  summary.train = split_from_json(json.at("train"));
-  summary.val = split_from_json(json.at("val"));
-  summary.vocab_size = json.at("vocab_size").integer();
-  return summary;
-}
 
 PrepareSummary prepare(const PrepareOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
@@ -111,57 +263,29 @@ PrepareSummary prepare(const PrepareOptions& options) {
   share("val_share", options.validation_share, 0.99);
   share("fim_rate", options.fim.fim, 1);
   share("fim_spm_rate", options.fim.spm, 1);
-  check_usage(!options.out.empty(), "No output directory was given.");
+  check_usage(!options.out.empty(), "No output directory was given: name one with out.");
   check_usage(options.shard_tokens > 0, "shard_tokens is ", options.shard_tokens, " but must be positive.");
   Documents documents(options.inputs, options.patterns);
   std::optional<Tokenizer> tokenizer;
   if (!options.tokenizer.empty()) tokenizer = Tokenizer::load(options.tokenizer);
-
-  const std::string out = fs::path(options.out + "/").lexically_normal().parent_path().string();
   const Json settings = settings_of(options, documents, tokenizer);
-  if (made_before(out, settings)) {
-    PrepareSummary summary = read_prepare_summary(out);
-    summary.reused = true;
-    return summary;
-  }
+  const std::string out = plain_path(options.out);
+  if (const auto before = made_before(out, settings)) return *before;
 
-  const std::string partial = out + ".partial";
-  std::error_code error;
-  fs::remove_all(partial, error);
-  fs::create_directories(partial, error);
-  check(!error, partial, ": the directory cannot be made (", error.message(), ").");
-  try {
-    DocumentEncoder encoder(options, documents);
-    if (!tokenizer) tokenizer = Tokenizer::parse(encoder.train_tokenizer(), "the trained tokenizer");
-    const Vocabulary vocabulary{tokenizer->vocab_size(), tokenizer->eot(), tokenizer->hash()};
-    SplitWriter train(partial + "/train_", vocabulary, options.shard_tokens);
-    SplitWriter val(partial + "/val_", vocabulary, options.shard_tokens);
-    encoder.encode(*tokenizer, train, val);
-    check(train.summary.documents > 0, "All ", val.summary.documents,
-          " documents fell to validation: lower val_share, change seed or add documents.");
-
-    PrepareSummary summary;
-    summary.train = train.summary;
-    summary.val = val.summary;
-    summary.vocab_size = vocabulary.size;
-    Json json = Json::object();
-    json.set("settings", settings);
-    json.set("vocab_size", vocabulary.size);
-    json.set("byte_exact", tokenizer->lossless());
-    json.set("train", to_json(summary.train));
-    json.set("val", to_json(summary.val));
-    write_file(partial + "/tokenizer.model", tokenizer->model());
-    write_file(partial + "/prepare.json", json.dump(2) + "\n");
-    sync(partial);
-    fs::rename(partial, out, error);
-    check(!error, out, ": the finished directory ", partial, " cannot be renamed (", error.message(), ").");
-    sync(fs::absolute(out).parent_path().string());
-    summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    return summary;
-  } catch (...) {
-    fs::remove_all(partial, error);
-    throw;
-  }
+  NewDirectory dir(out);
+  if (!tokenizer) tokenizer = Tokenizer::parse(train_tokenizer(options, documents), "the trained tokenizer");
+  PrepareSummary summary = encode_documents(options, documents, *tokenizer, dir.path());
+  Json json = Json::object();
+  json.set("settings", settings);
+  json.set("vocab_size", summary.vocab_size);
+  json.set("byte_exact", tokenizer->lossless());
+  json.set("train", to_json(summary.train));
+  json.set("val", to_json(summary.val));
+  write_text(dir.path() + "/tokenizer.model", tokenizer->model());
+  write_text(dir.path() + "/prepare.json", json.dump(2) + "\n");
+  dir.publish();
+  summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return summary;
 }
 
 }  // namespace onescale

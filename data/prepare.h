@@ -55,7 +55,4 @@ struct PrepareSummary {
 // same inputs and settings, else refused (UsageError).
 PrepareSummary prepare(const PrepareOptions& options);
 
-// The summary of a prepared directory, from its prepare.json.
-PrepareSummary read_prepare_summary(const std::string& dir);
-
 }  // namespace onescale

@@ -4,15 +4,14 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <limits>
-#include <thread>
-#include <utility>
 
 #include "kernels/error.h"
 
@@ -31,58 +30,39 @@ std::string beside(const std::string& path, const char* extension) {
   return path.substr(0, path.size() - (path.ends_with(".bin") ? 4 : 0)) + extension;
 }
 
-}  // namespace
-
-struct ShardWriter::Files {
-  struct File {
-    std::string path;
-    std::FILE* handle = nullptr;
-
-    void open(const std::string& name) {
-      path = name;
-      handle = std::fopen(name.c_str(), "wb");
-      check(handle != nullptr, path, ": the file cannot be created (", std::strerror(errno), ").");
-    }
-    void write(const void* data, std::size_t bytes) {
-      const bool ok = bytes == 0 || std::fwrite(data, bytes, 1, handle) == 1;
-      check(ok, path, ": writing failed (", std::strerror(errno), ").");
-    }
-    void rewind() {
-      const bool ok = std::fseek(handle, 0, SEEK_SET) == 0;
-      check(ok, path, ": writing failed (", std::strerror(errno), ").");
-    }
-    void close() {
-      const bool ok = std::fflush(handle) == 0 && ::fsync(fileno(handle)) == 0;
-      const int error = errno;
-      const bool closed = std::fclose(std::exchange(handle, nullptr)) == 0;
-      check(ok && closed, path, ": writing failed (", std::strerror(error), ").");
-    }
-    ~File() {
-      if (handle != nullptr) std::fclose(handle);
-    }
-  };
-  File tokens, ends;
-};
-
-ShardWriter::ShardWriter(const std::string& path, const Vocabulary& vocabulary)
-    : path_(path), vocabulary_(vocabulary), files_(std::make_unique<Files>()) {
-  files_->tokens.open(path);
-  files_->ends.open(beside(path, ".docs"));
-  files_->tokens.write(Header{}.data(), header_bytes);
+void write_file(const std::string& path, const void* data, std::size_t bytes) {
+  File file = File::create(path);
+  file.write(data, static_cast<std::int64_t>(bytes));
+  file.close();
 }
 
-ShardWriter::~ShardWriter() = default;
+// Of the whole when that is small, else of stretches from its beginning to its end.
+std::uint64_t sampled_hash(const std::uint8_t* data, std::int64_t bytes, std::uint64_t seed) {
+  constexpr std::int64_t stretch = 4096, stretches = 256;
+  if (bytes <= stretch * stretches) return XXH3_64bits_withSeed(data, static_cast<std::size_t>(bytes), seed);
+  for (std::int64_t i = 0; i < stretches; ++i)
+    seed = XXH3_64bits_withSeed(data + (bytes - stretch) * i / (stretches - 1), stretch, seed);
+  return seed;
+}
+
+}  // namespace
+
+ShardWriter::ShardWriter(const std::string& path, const Vocabulary& vocabulary)
+    : file_(File::create(path)), vocabulary_(vocabulary) {
+  file_.write(Header{}.data(), header_bytes);
+}
 
 void ShardWriter::add_document(std::span<const std::int32_t> ids, std::span<const std::uint8_t> no_target) {
   for (const std::int32_t id : ids) {
-    check(id >= 0 && id < vocabulary_.size, path_, ": id ", id, " is not in the vocabulary of ", vocabulary_.size, ".");
+    check(id >= 0 && id < vocabulary_.size, file_.path(), ": id ", id, " is not in the vocabulary of ",
+          vocabulary_.size, ".");
     largest_ = std::max(largest_, id);
   }
   if (vocabulary_.size > 65536) {
-    files_->tokens.write(ids.data(), ids.size_bytes());
+    file_.write(ids.data(), std::ssize(ids) * 4);
   } else {
     const std::vector<std::uint16_t> narrow(ids.begin(), ids.end());
-    files_->tokens.write(narrow.data(), narrow.size() * 2);
+    file_.write(narrow.data(), std::ssize(narrow) * 2);
   }
   for (std::size_t i = 0; i < no_target.size(); ++i) {
     if (no_target[i] == 0) continue;
@@ -90,8 +70,7 @@ void ShardWriter::add_document(std::span<const std::int32_t> ids, std::span<cons
     mask_.resize(std::max(mask_.size(), bit / 8 + 1));
     mask_[bit / 8] |= static_cast<std::uint8_t>(1U << bit % 8);
   }
-  tokens_ += std::ssize(ids);
-  files_->ends.write(&tokens_, sizeof tokens_);
+  ends_.push_back(tokens_ += std::ssize(ids));
 }
 
 void ShardWriter::finish() {
@@ -108,52 +87,54 @@ void ShardWriter::finish() {
   header[16] = largest_;
   if (!mask_.empty()) {
     mask_.resize(static_cast<std::size_t>((tokens_ + 7) / 8));
-    Files::File mask;
-    mask.open(beside(path_, ".mask"));
-    mask.write(mask_.data(), mask_.size());
-    mask.close();
+    write_file(beside(file_.path(), ".mask"), mask_.data(), mask_.size());
   }
-  files_->ends.close();
-  files_->tokens.rewind();
-  files_->tokens.write(header.data(), header_bytes);
-  files_->tokens.close();
+  write_file(beside(file_.path(), ".docs"), ends_.data(), ends_.size() * sizeof ends_[0]);
+  file_.write(header.data(), header_bytes, 0);
+  file_.close();
 }
 
-// A file in memory, read only.
-struct Shard::Mapping {
-  explicit Mapping(const std::string& path) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    check(file >= 0, path, ": the token file cannot be opened (", std::strerror(errno), ").");
-    struct stat status {};
-    void* address = nullptr;
-    if (::fstat(file, &status) == 0 && status.st_size > 0) {
-      address = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_SHARED, file, 0);
-    }
-    ::close(file);
-    check(address != MAP_FAILED, path, ": the token file cannot be mapped into memory (", std::strerror(errno), ").");
-    data = static_cast<const std::uint8_t*>(address);
-    bytes = address == nullptr ? 0 : static_cast<std::int64_t>(status.st_size);
+Shard::Mapping::Mapping(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  check(file >= 0, path, ": the token file cannot be opened (", std::strerror(errno), "): check the path.");
+  struct stat status {};
+  void* address = nullptr;
+  if (::fstat(file, &status) == 0 && status.st_size > 0) {
+    address = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_SHARED, file, 0);
   }
-  ~Mapping() {
-    if (data != nullptr) ::munmap(const_cast<std::uint8_t*>(data), static_cast<std::size_t>(bytes));
+  ::close(file);
+  check(address != MAP_FAILED, path, ": the token file cannot be mapped into memory (", std::strerror(errno),
+        "): check that it is a file and the limit on memory.");
+  bytes = address == nullptr ? 0 : static_cast<std::int64_t>(status.st_size);
+  data.reset(static_cast<const std::uint8_t*>(address), [n = bytes](const std::uint8_t* p) {
+    if (p != nullptr) ::munmap(const_cast<std::uint8_t*>(p), static_cast<std::size_t>(n));
+  });
+}
+
+Shard::Shard(const std::string& path, const Vocabulary& expected) : path_(path), file_(path) {
+  const std::string index = beside(path, ".idx");
+  if (std::error_code ignored; std::filesystem::exists(index, ignored)) {
+    open_megatron(index);
+  } else {
+    open_llmc(expected);
   }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
+  limit_ = expected.size > 0 ? expected.size : vocabulary_.size > 0 ? vocabulary_.size : std::int64_t{1} << 31;
+  // Our own largest id saves the pass, and makes it when it is wrong already.
+  if (claimed_largest_ < 0 || claimed_largest_ >= limit_) {
+    for (std::int64_t i = 0; i < tokens_; ++i) check_id(i);
+  }
+}
 
-  const std::uint8_t* data = nullptr;
-  std::int64_t bytes = 0;
-};
-
-Shard::Shard(const std::string& path, const Vocabulary& expected, int threads)
-    : path_(path), file_(std::make_shared<Mapping>(path)) {
-  check(file_->bytes >= header_bytes, path, ": a token file begins with ", header_bytes, " bytes but this one has ",
-        file_->bytes, ": it is cut off or no token file.");
+void Shard::open_llmc(const Vocabulary& expected) {
+  check(file_.bytes >= header_bytes, path_, ": a token file begins with ", header_bytes, " bytes but this one has ",
+        file_.bytes, ": it is cut off or no token file; prepare the data again.");
   Header header;
-  std::memcpy(header.data(), file_->data, header_bytes);
+  std::memcpy(header.data(), file_.data.get(), header_bytes);
   const bool narrow = header[0] == magic_16 && header[1] == version_16;
-  check(narrow || (header[0] == magic_32 && header[1] == version_32), path, ": magic ", header[0], " and version ",
+  check(narrow || (header[0] == magic_32 && header[1] == version_32), path_, ": magic ", header[0], " and version ",
         header[1], " are not those of a token file (", magic_16, " and ", version_16, ", or ", magic_32, " and ",
-        version_32, ").");
+        version_32, "): prepare the data again.");
+  begin_ = header_bytes;
   width_ = narrow ? 2 : 4;
   const bool extended = (header[5] & flag_extended) != 0;
   tokens_ = header[2];
@@ -162,102 +143,93 @@ Shard::Shard(const std::string& path, const Vocabulary& expected, int threads)
     vocabulary_.size = header[3];
     vocabulary_.eot = header[4];
     std::memcpy(vocabulary_.hash.data(), &header[6], sizeof vocabulary_.hash);
-    check(tokens_ == header[2] || (header[2] == -1 && tokens_ > max_count_32), path,
+    claimed_largest_ = header[16];
+    check(tokens_ == header[2] || (header[2] == -1 && tokens_ > max_count_32), path_,
           ": the header gives two numbers of tokens, ", header[2], " and ", tokens_, ": prepare the data again.");
   }
   // Compared without a product, which an absurd count would overflow.
-  check(
-      tokens_ >= 0 && (file_->bytes - header_bytes) / width_ == tokens_ && (file_->bytes - header_bytes) % width_ == 0,
-      path, ": the header promises ", tokens_, " tokens of ", width_, " bytes, but after it there are ",
-      file_->bytes - header_bytes, " bytes: the file is cut off or was not finished; prepare the data again.");
-  const bool hash_known =
-      std::any_of(expected.hash.begin(), expected.hash.end(), [](std::uint32_t word) { return word != 0; });
+  const std::int64_t bytes = file_.bytes - header_bytes;
+  check(tokens_ >= 0 && bytes / width_ == tokens_ && bytes % width_ == 0, path_, ": the header promises ", tokens_,
+        " tokens of ", width_, " bytes, but after it there are ", bytes,
+        " bytes: the file is cut off or was not finished; prepare the data again.");
   if (extended && expected.size > 0) {
-    check(!hash_known || expected.hash == vocabulary_.hash, path,
+    check(expected.hash == decltype(expected.hash){} || expected.hash == vocabulary_.hash, path_,
           ": the tokens were made with another tokenizer than the one in use: prepare the data again or give their "
           "tokenizer.model.");
-    check(vocabulary_.size <= expected.size, path, ": the tokens are of a vocabulary of ", vocabulary_.size,
+    check(vocabulary_.size <= expected.size, path_, ": the tokens are of a vocabulary of ", vocabulary_.size,
           " but the one in use has ", expected.size, ": set vocab_size or prepare the data again.");
   }
-  limit_ = expected.size > 0 ? expected.size : extended ? vocabulary_.size : std::int64_t{1} << 31;
-  // Our own largest id saves the pass, and makes it when it is wrong already.
-  if (!extended || header[16] < 0 || header[16] >= limit_) {
-    const std::int64_t bad = first_not_below(limit_, threads);
-    if (bad >= 0) {
-      std::int32_t id = 0;
-      std::memcpy(&id, file_->data + byte_of(bad), static_cast<std::size_t>(width_));
-      check(false, path, ": id ", static_cast<std::uint32_t>(id), " at byte ", byte_of(bad),
-            " is not below the vocabulary size ", limit_, ": the file is damaged or of another tokenizer.");
-    }
-  }
   if (extended && (header[5] & flag_mask) != 0) {
-    mask_file_ = std::make_shared<Mapping>(beside(path, ".mask"));
-    check(mask_file_->bytes == (tokens_ + 7) / 8, beside(path, ".mask"), ": one bit for each of ", tokens_,
-          " tokens is ", (tokens_ + 7) / 8, " bytes but the file has ", mask_file_->bytes, ": prepare the data again.");
-    mask_ = mask_file_->data;
+    const Mapping mask(beside(path_, ".mask"));
+    check(mask.bytes == (tokens_ + 7) / 8, beside(path_, ".mask"), ": one bit for each of ", tokens_, " tokens is ",
+          (tokens_ + 7) / 8, " bytes but the file has ", mask.bytes, ": prepare the data again.");
+    mask_ = mask.data;
   }
 }
 
-std::int64_t Shard::first_not_below(std::int64_t limit, int threads) const {
-  constexpr std::int64_t block = std::int64_t{1} << 20;
-  std::atomic<std::int64_t> next{0}, found{tokens_};
-  const auto search = [&]<class T>(T) {
-    for (std::int64_t begin; (begin = next.fetch_add(block)) < found.load();) {
-      const std::int64_t count = std::min(block, tokens_ - begin);
-      const std::uint8_t* bytes = file_->data + byte_of(begin);
-      const auto at = [&](std::int64_t i) {
-        T id;
-        std::memcpy(&id, bytes + i * width_, sizeof id);
-        return id;
-      };
-      T largest = 0;  // a loop without a branch is a few times faster
-      for (std::int64_t i = 0; i < count; ++i) largest = std::max(largest, at(i));
-      if (static_cast<std::int64_t>(largest) < limit) continue;
-      std::int64_t i = 0;
-      while (static_cast<std::int64_t>(at(i)) < limit) ++i;
-      for (std::int64_t old = found.load(); begin + i < old && !found.compare_exchange_weak(old, begin + i);) {
-      }
-    }
+// "MMIDIDX\0\0", u64 version 1, u8 type (8: uint16, 4: int32), u64 sequences, u64 entries of the document index, then
+// each sequence's int32 length and each one's int64 byte offset. Sequences that lie one after the other are the file.
+void Shard::open_megatron(const std::string& index) {
+  const Mapping file(index);
+  const auto value = [&]<class T>(std::int64_t offset, T) {
+    T out{};
+    if (offset + static_cast<std::int64_t>(sizeof out) <= file.bytes)
+      std::memcpy(&out, file.data.get() + offset, sizeof out);
+    return out;
   };
-  const auto work = [&] { width_ == 2 ? search(std::uint16_t{}) : search(std::uint32_t{}); };
-  if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
-  {
-    std::vector<std::jthread> workers;
-    for (int i = 1; i < threads && static_cast<std::int64_t>(i) * block < tokens_; ++i) workers.emplace_back(work);
-    work();
+  const auto type = value(17, std::uint8_t{});
+  const auto sequences = value(18, std::int64_t{});
+  check(file.bytes >= 34 && std::memcmp(file.data.get(), "MMIDIDX\0\0", 9) == 0 && value(9, std::int64_t{}) == 1 &&
+            (type == 4 || type == 8) && sequences >= 0 && sequences <= (file.bytes - 34) / 12,
+        index, ": this is no Megatron index of version 1 with tokens of type 8 (uint16) or 4 (int32): write it again.");
+  width_ = type == 8 ? 2 : 4;
+  std::int64_t bytes = 0;
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    const auto length = value(34 + 4 * i, std::int32_t{});
+    const auto at = value(34 + 4 * sequences + 8 * i, std::int64_t{});
+    check(length >= 0 && at == bytes, index, ": sequence ", i, " of ", length, " tokens lies at byte ", at, " where ",
+          bytes, " was expected: write the data with its sequences in order.");
+    bytes += length * width_;
   }
-  return found == tokens_ ? -1 : found.load();
+  check(bytes == file_.bytes, path_, ": has ", file_.bytes, " bytes but its index describes ", bytes,
+        ": one of the two is cut off; copy them again.");
+  tokens_ = bytes / width_;
+}
+
+std::uint32_t Shard::id_at(std::int64_t token) const {
+  std::uint32_t id = 0;
+  std::memcpy(&id, file_.data.get() + begin_ + token * width_, width_ == 2 ? 2 : 4);
+  return id;
+}
+
+void Shard::check_id(std::int64_t token) const {
+  if (id_at(token) < static_cast<std::uint64_t>(limit_)) return;
+  throw Error(str(path_, ": id ", id_at(token), " at byte ", begin_ + token * width_,
+                  " is not below the vocabulary size ", limit_, ": the file is damaged or of another tokenizer."));
+}
+
+std::uint64_t Shard::hash(std::uint64_t seed) const {
+  const std::array<std::int64_t, 3> shape = {begin_, width_, tokens_};
+  seed = XXH3_64bits_withSeed(shape.data(), sizeof shape, seed);
+  seed = XXH3_64bits_withSeed(file_.data.get(), static_cast<std::size_t>(begin_), seed);
+  seed = sampled_hash(file_.data.get() + begin_, tokens_ * width_, seed);
+  return mask_ ? sampled_hash(mask_.get(), (tokens_ + 7) / 8, seed) : seed;
 }
 
 void Shard::read(std::int64_t first, std::int64_t count, std::int32_t* ids) const {
   check(first >= 0 && count >= 0 && first + count <= tokens_, path_, ": tokens ", first, " to ", first + count,
         " were asked for but it has ", tokens_, ".");
-  const std::uint8_t* bytes = file_->data + byte_of(first);
   for (std::int64_t i = 0; i < count; ++i) {
-    std::uint32_t id = 0;
-    std::memcpy(&id, bytes + i * width_, static_cast<std::size_t>(width_));
-    check(id < static_cast<std::uint64_t>(limit_), path_, ": id ", id, " at byte ", byte_of(first + i),
-          " is not below the vocabulary size ", limit_, ": the file is damaged or of another tokenizer.");
-    ids[i] = static_cast<std::int32_t>(id);
+    check_id(first + i);
+    ids[i] = static_cast<std::int32_t>(id_at(first + i));
   }
 }
 
 void Shard::read_mask(std::int64_t first, std::int64_t count, std::uint8_t* no_target) const {
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t bit = first + i;
-    no_target[i] = static_cast<std::uint8_t>(mask_ == nullptr ? 0 : mask_[bit / 8] >> bit % 8 & 1);
+    no_target[i] = static_cast<std::uint8_t>(mask_ ? mask_.get()[bit / 8] >> bit % 8 & 1 : 0);
   }
-}
-
-std::vector<std::int64_t> Shard::document_ends() const {
-  const std::string path = beside(path_, ".docs");
-  if (::access(path.c_str(), F_OK) != 0) return {};
-  const Mapping file(path);
-  std::vector<std::int64_t> ends(static_cast<std::size_t>(file.bytes / 8));
-  if (!ends.empty()) std::memcpy(ends.data(), file.data, ends.size() * 8);
-  check(file.bytes % 8 == 0 && std::is_sorted(ends.begin(), ends.end()) && (ends.empty() ? 0 : ends.back()) == tokens_,
-        path, ": the document ends do not ascend to the ", tokens_, " tokens of the shard: prepare the data again.");
-  return ends;
 }
 
 }  // namespace onescale

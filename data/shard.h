@@ -7,15 +7,17 @@
 // The file's size is exactly 1024 + tokens * bytes a token. Beside x.bin lie x.docs, the end of each document as a
 // token offset (u64 LE, no header), and, if any target is to be ignored, x.mask: one bit a token, lowest bit first, 1
 // where the token is no target.
+// Read, but not written: Megatron's x.bin, raw tokens, with its x.idx beside it.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "parallel/file.h"
 
 namespace onescale {
 
@@ -31,9 +33,6 @@ class ShardWriter {
  public:
   // path ends in ".bin".
   ShardWriter(const std::string& path, const Vocabulary& vocabulary);
-  ~ShardWriter();
-  ShardWriter(const ShardWriter&) = delete;
-  ShardWriter& operator=(const ShardWriter&) = delete;
 
   // Appends one document that begins with the end of text id. no_target [ids.size()] or empty: tokens to be ignored in
   // the loss.
@@ -43,10 +42,9 @@ class ShardWriter {
   void finish();
 
  private:
-  struct Files;
-  std::string path_;
+  File file_;
   Vocabulary vocabulary_;
-  std::unique_ptr<Files> files_;
+  std::vector<std::int64_t> ends_;
   std::vector<std::uint8_t> mask_;  // as in the file; empty while every token is a target
   std::int64_t tokens_ = 0;
   std::int32_t largest_ = 0;
@@ -58,35 +56,39 @@ class Shard {
   // Checks everything that can be checked without knowing the tokens' meaning: magic, version, size, tokenizer hash,
   // vocabulary size and the largest id (from the header, or by one pass over files that are not ours). Each failure is
   // one sentence with the file, and the byte offset of an id that is too large. expected.size 0: not known, only the
-  // file's own claims are checked; hash 0: not compared. threads 0: all.
-  Shard(const std::string& path, const Vocabulary& expected, int threads = 1);
+  // file's own claims are checked; hash 0: not compared.
+  Shard(const std::string& path, const Vocabulary& expected);
 
-  const std::string& path() const { return path_; }
   std::int64_t tokens() const { return tokens_; }
-  // As the header claims them; size 0 and eot -1 for a plain llm.c file.
+  // As the header claims them; size 0 and eot -1 for a file that is not ours.
   const Vocabulary& vocabulary() const { return vocabulary_; }
-  bool has_mask() const { return mask_ != nullptr; }
+  // XXH3 of header, tokens and mask; of a large file evenly spaced stretches stand for the tokens, so it costs no pass.
+  std::uint64_t hash(std::uint64_t seed) const;
 
   // ids[i] = token first + i. Throws Error with file and offset if one is not below the vocabulary size.
   void read(std::int64_t first, std::int64_t count, std::int32_t* ids) const;
   // no_target[i] = 1 where token first + i is ignored in the loss.
   void read_mask(std::int64_t first, std::int64_t count, std::uint8_t* no_target) const;
-  // Token offsets of document ends; empty when the sidecar is absent.
-  std::vector<std::int64_t> document_ends() const;
-  // File offset of a token.
-  std::int64_t byte_of(std::int64_t token) const { return 1024 + token * width_; }
 
  private:
-  struct Mapping;
-  // The first token >= limit, or -1.
-  std::int64_t first_not_below(std::int64_t limit, int threads) const;
+  // A file in memory, read only.
+  struct Mapping {
+    explicit Mapping(const std::string& path);
+    std::shared_ptr<const std::uint8_t> data;
+    std::int64_t bytes = 0;
+  };
+  void open_llmc(const Vocabulary& expected);
+  void open_megatron(const std::string& index);
+  std::uint32_t id_at(std::int64_t token) const;
+  void check_id(std::int64_t token) const;
 
   std::string path_;
+  Mapping file_;
+  std::shared_ptr<const std::uint8_t> mask_;  // null: every token is a target
   Vocabulary vocabulary_;
-  std::shared_ptr<const Mapping> file_, mask_file_;
-  const std::uint8_t* mask_ = nullptr;
-  std::int64_t tokens_ = 0, width_ = 2;
-  std::int64_t limit_ = 0;  // every id is below this
+  std::int64_t begin_ = 0, tokens_ = 0, width_ = 2;  // token i lies at byte begin_ + i * width_
+  std::int64_t limit_ = 0;                           // every id is below this
+  std::int64_t claimed_largest_ = -1;                // id, by the header; -1: not known
 };
 
 }  // namespace onescale

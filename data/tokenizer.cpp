@@ -5,12 +5,10 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "kernels/error.h"
+#include "parallel/file.h"
 
 namespace onescale {
 namespace {
@@ -116,12 +114,8 @@ void WordCounts::add(std::string_view text) {
     // One byte beyond the longest word decides where it ends; a long run is not looked at whole for each of its words.
     const std::size_t end = i + std::min(word_end(text.substr(i, max_word_bytes + 1), 0), max_word_bytes);
     const std::string_view word = text.substr(i, end - i);
-    const auto found = counts_.find(word);
-    if (found != counts_.end()) {
-      ++found->second;
-    } else {
-      counts_.emplace(word, 1);
-    }
+    const auto found = counts_.find(word);  // no string is made for a word that is known
+    ++(found != counts_.end() ? found : counts_.emplace(word, 0).first)->second;
     i = end;
   }
 }
@@ -174,23 +168,21 @@ std::string Tokenizer::train(const WordCounts& words, std::int64_t vocab_size) {
   const std::string message = status.ToString();
   const std::size_t bound = message.find("<= ");
   if (!status.ok() && bound != std::string::npos) {
-    check_usage(false, "vocab_size is ", vocab_size, " but these ", words.bytes(), " bytes of text give at most ",
-                std::atoll(message.c_str() + bound + 3), " pieces: lower vocab_size or add text.");
+    throw UsageError(str("vocab_size is ", vocab_size, " but these ", words.bytes(), " bytes of text give at most ",
+                         std::stoll(message.substr(bound + 3)), " pieces: lower vocab_size or add text."));
   }
   check(status.ok(), "Training the tokenizer failed: ", message);
   return model;
 }
 
 Tokenizer Tokenizer::load(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  check(file.is_open(), path, ": the tokenizer cannot be opened; name a sentencepiece .model file.");
-  return parse(std::string(std::istreambuf_iterator<char>(file), {}), path);
+  return parse(read_text(path), path);
 }
 
 Tokenizer Tokenizer::parse(std::string model, const std::string& where) {
   auto processor = std::make_shared<sentencepiece::SentencePieceProcessor>();
   check(!model.empty() && processor->LoadFromSerializedProto(model).ok(), where,
-        ": this is not a sentencepiece model.");
+        ": this is not a sentencepiece model; name a sentencepiece .model file.");
 
   Tokenizer t;
   const auto id_of = [&](const std::string& piece) {
@@ -230,7 +222,7 @@ Tokenizer Tokenizer::parse(std::string model, const std::string& where) {
   check(t.eot_ >= 0, where,
         ": the model has neither <|endoftext|> nor an end of sentence symbol; train it with "
         "--control_symbols='<|endoftext|>'.");
-  t.fim_prefix_ = fim("prefix"), t.fim_middle_ = fim("middle"), t.fim_suffix_ = fim("suffix"), t.fim_pad_ = fim("pad");
+  t.fim_prefix_ = fim("prefix"), t.fim_middle_ = fim("middle"), t.fim_suffix_ = fim("suffix");
 
   const XXH128_hash_t hash = XXH3_128bits(model.data(), model.size());
   for (std::size_t i = 0; i < 4; ++i)

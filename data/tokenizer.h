@@ -72,7 +72,6 @@ class Tokenizer {
   std::int32_t fim_prefix() const { return fim_prefix_; }
   std::int32_t fim_middle() const { return fim_middle_; }
   std::int32_t fim_suffix() const { return fim_suffix_; }
-  std::int32_t fim_pad() const { return fim_pad_; }
   bool has_fim() const { return fim_prefix_ >= 0 && fim_middle_ >= 0 && fim_suffix_ >= 0; }
 
   // decode(encode(x)) = x for all x by construction. Otherwise a caller that needs it has to compare.
@@ -88,7 +87,7 @@ class Tokenizer {
   std::vector<std::string> pieces_;  // bytes of each id
   std::bitset<65536> inside_;        // pairs of bytes, first * 256 + second, that stand side by side in some piece
   std::array<std::uint32_t, 8> hash_{};
-  std::int32_t eot_ = -1, fim_prefix_ = -1, fim_middle_ = -1, fim_suffix_ = -1, fim_pad_ = -1;
+  std::int32_t eot_ = -1, fim_prefix_ = -1, fim_middle_ = -1, fim_suffix_ = -1;
   bool byte_level_ = false;
 };
 

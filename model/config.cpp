@@ -1,11 +1,11 @@
 #include "model/config.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <limits>
-#include <optional>
+#include <utility>
 
 #include "kernels/error.h"
 #include "kernels/philox.h"
@@ -14,26 +14,63 @@
 namespace onescale {
 namespace {
 
-// The value of a setting that has two names; both may be there if they agree.
-std::optional<Json> setting(const Json& json, const std::string& path, const std::string& name,
-                            const std::string& alias) {
-  if (!json.has(alias)) return json.has(name) ? std::optional(json.at(name)) : std::nullopt;
-  check_usage(!json.has(name) || json.at(name).dump() == json.at(alias).dump(), path, ": ", name, " is ",
-              json.has(name) ? json.at(name).dump() : "", " but ", alias, ", another name of it, is ",
-              json.at(alias).dump(), "; remove one of them");
-  return json.at(alias);
+// Ids are int32; layers, heads and positions must fit in the key of a dropout draw.
+constexpr std::int64_t int32_max = std::numeric_limits<std::int32_t>::max();
+
+struct Size {
+  const char *name, *alias;
+  std::int64_t ModelConfig::*member;
+  std::int64_t most;
+};
+constexpr Size sizes[] = {{"vocab_size", "", &ModelConfig::vocab_size, int32_max},
+                          {"n_positions", "max_position_embeddings", &ModelConfig::n_positions, DrawLimits::keys},
+                          {"n_embd", "hidden_size", &ModelConfig::n_embd, int32_max},
+                          {"n_layer", "num_hidden_layers", &ModelConfig::n_layer, DrawLimits::layers},
+                          {"n_head", "num_attention_heads", &ModelConfig::n_head, DrawLimits::heads},
+                          {"n_inner", "", &ModelConfig::n_inner, int32_max}};
+
+struct Number {
+  const char* name;
+  float ModelConfig::*member;
+  const char* range;
+  bool (*fits)(float);
+};
+bool is_share(float p) {
+  return p >= 0 && p < 1;
+}
+constexpr Number numbers[] = {
+    {"layer_norm_epsilon", &ModelConfig::layer_norm_epsilon, "above 0", [](float x) { return x > 0; }},
+    {"initializer_range", &ModelConfig::initializer_range, "0 or above", [](float x) { return x >= 0; }},
+    {"embd_pdrop", &ModelConfig::embd_pdrop, "from 0 to below 1", is_share},
+    {"resid_pdrop", &ModelConfig::resid_pdrop, "from 0 to below 1", is_share},
+    {"attn_pdrop", &ModelConfig::attn_pdrop, "from 0 to below 1", is_share}};
+
+constexpr std::pair<const char*, bool ModelConfig::*> flags[] = {
+    {"multi_query", &ModelConfig::multi_query},
+    {"scale_attn_weights", &ModelConfig::scale_attn_weights},
+    {"tie_word_embeddings", &ModelConfig::tie_word_embeddings}};
+
+constexpr std::pair<const char*, std::int64_t ModelConfig::*> tokens[] = {{"bos_token_id", &ModelConfig::bos_token_id},
+                                                                          {"eos_token_id", &ModelConfig::eos_token_id}};
+
+bool given(const Json& json, const std::string& name) {
+  return json.has(name) && !json.at(name).is_null();
 }
 
-void read_integer(std::int64_t& out, const std::optional<Json>& value) {
-  if (value) out = value->integer();
-}
-
-void read_number(float& out, const Json& json, const std::string& name) {
-  if (json.has(name)) out = static_cast<float>(json.at(name).number());
-}
-
-void read_boolean(bool& out, const Json& json, const std::string& name) {
-  if (json.has(name)) out = json.at(name).boolean();
+// A size that has two names may be given by both if they agree. n_inner alone may be null, for 4 * n_embd.
+void read_size(ModelConfig& config, const Json& json, const Size& size, const std::string& path) {
+  const bool aliased = json.has(size.alias), named = json.has(size.name);
+  check_usage(!aliased || !named || json.at(size.name).dump() == json.at(size.alias).dump(), path, ": ", size.name,
+              " is ", named ? json.at(size.name).dump() : "", " but ", size.alias, ", another name of it, is ",
+              aliased ? json.at(size.alias).dump() : "", "; remove one of them");
+  std::int64_t& out = config.*size.member;
+  const bool inner = size.member == &ModelConfig::n_inner;
+  if (inner && !given(json, size.name)) {
+    out = 4 * std::clamp<std::int64_t>(config.n_embd, 0, int32_max);
+  } else if (aliased || named) {
+    out = json.at(aliased ? size.alias : size.name).integer();
+    check_usage(!inner || out > 0, path, ": n_inner is ", out, "; give a positive size, or null for 4 * n_embd");
+  }
 }
 
 // null: none; a list: newer generation settings have several, the first is the one that ends a document. An id that the
@@ -57,10 +94,9 @@ Gelu read_activation(const std::string& path, const std::string& name) {
   return Gelu::erf;
 }
 
-// multi_query, and the two fields that say the same in other words.
+// The two fields that say what multi_query does in other words.
 void read_multi_query(ModelConfig& config, const Json& json, const std::string& path) {
-  read_boolean(config.multi_query, json, "multi_query");
-  if (json.has("attention_type") && !json.at("attention_type").is_null()) {
+  if (given(json, "attention_type")) {
     const std::string type = json.at("attention_type").dump();
     check_usage(
         type == "1" || type == "2", path, ": attention_type is ", type,
@@ -69,7 +105,7 @@ void read_multi_query(ModelConfig& config, const Json& json, const std::string& 
     check_usage(config.multi_query == (type == "2"), path, ": attention_type is ", type, " but multi_query is ",
                 config.multi_query ? "true" : "false", "; remove one of them");
   }
-  if (json.has("num_key_value_heads") && !json.at("num_key_value_heads").is_null()) {
+  if (given(json, "num_key_value_heads")) {
     const std::int64_t heads = json.at("num_key_value_heads").integer();
     check_usage(heads == config.kv_heads(), path, ": num_key_value_heads is ", heads, ", but multi_query ",
                 config.multi_query ? "true" : "false", " with n_head ", config.n_head, " means ", config.kv_heads(),
@@ -80,8 +116,9 @@ void read_multi_query(ModelConfig& config, const Json& json, const std::string& 
 // The double that a float's shortest decimal form names, so that 1e-5f is written as 1e-05.
 double shortest(float value) {
   char text[32];
-  *std::to_chars(text, text + sizeof text - 1, value).ptr = '\0';
-  return std::strtod(text, nullptr);
+  double out = 0;
+  std::from_chars(text, std::to_chars(text, text + sizeof text, value).ptr, out);
+  return out;
 }
 
 }  // namespace
@@ -97,39 +134,25 @@ ModelConfig read_config(const std::string& path_or_dir) {
   const bool is_dir = std::filesystem::is_directory(path_or_dir, ignored);
   const std::string path = is_dir ? (std::filesystem::path(path_or_dir) / "config.json").string() : path_or_dir;
   const Json json = Json::read_file(path);
-  check_usage(json.has("model_type"), path, ": has no model_type; this program trains \"gpt_bigcode\"");
-  const std::string type = json.at("model_type").string();
-  check_usage(type == "gpt_bigcode", path, ": model_type is \"", type, "\", but only \"gpt_bigcode\" can be trained");
-  bool cross_attention = false;
-  read_boolean(cross_attention, json, "add_cross_attention");
-  check_usage(!cross_attention, path, ": add_cross_attention is true, but only decoders without it can be trained");
+  const std::string type = json.has("model_type") ? json.at("model_type").string() : "";
+  check_usage(type == "gpt_bigcode", path, ": model_type is \"", type,
+              "\", but only \"gpt_bigcode\" can be trained; convert the model");
+  check_usage(!given(json, "add_cross_attention") || !json.at("add_cross_attention").boolean(), path,
+              ": add_cross_attention is true, but only decoders without it can be trained; convert the model");
   check_usage(
-      !json.has("quantization_config") || json.at("quantization_config").is_null(), path,
+      !given(json, "quantization_config"), path,
       ": quantization_config is set, but weights must be F32, BF16 or F16; save the model without quantization");
 
   ModelConfig config;
-  read_integer(config.vocab_size, setting(json, path, "vocab_size", ""));
-  read_integer(config.n_positions, setting(json, path, "n_positions", "max_position_embeddings"));
-  read_integer(config.n_embd, setting(json, path, "n_embd", "hidden_size"));
-  read_integer(config.n_layer, setting(json, path, "n_layer", "num_hidden_layers"));
-  read_integer(config.n_head, setting(json, path, "n_head", "num_attention_heads"));
-  std::optional<Json> n_inner = setting(json, path, "n_inner", "");
-  if (n_inner && n_inner->is_null()) n_inner.reset();
-  read_integer(config.n_inner, n_inner);
-  check_usage(!n_inner || config.n_inner > 0, path, ": n_inner is ", config.n_inner,
-              "; give a positive size, or null for 4 * n_embd");
-  constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max() / 4;
-  if (!n_inner && config.n_embd < largest) config.n_inner = 4 * config.n_embd;
+  for (const Size& size : sizes) read_size(config, json, size, path);
+  for (const Number& number : numbers) {
+    if (json.has(number.name)) config.*number.member = static_cast<float>(json.at(number.name).number());
+  }
+  for (const auto& [name, member] : flags) {
+    if (json.has(name)) config.*member = json.at(name).boolean();
+  }
+  for (const auto& [name, member] : tokens) read_token(config.*member, json, name, config.vocab_size);
   if (json.has("activation_function")) config.gelu = read_activation(path, json.at("activation_function").string());
-  read_boolean(config.scale_attn_weights, json, "scale_attn_weights");
-  read_boolean(config.tie_word_embeddings, json, "tie_word_embeddings");
-  read_number(config.layer_norm_epsilon, json, "layer_norm_epsilon");
-  read_number(config.initializer_range, json, "initializer_range");
-  read_number(config.embd_pdrop, json, "embd_pdrop");
-  read_number(config.resid_pdrop, json, "resid_pdrop");
-  read_number(config.attn_pdrop, json, "attn_pdrop");
-  read_token(config.bos_token_id, json, "bos_token_id", config.vocab_size);
-  read_token(config.eos_token_id, json, "eos_token_id", config.vocab_size);
   read_multi_query(config, json, path);
   check_config(config, path);
   return config;
@@ -137,47 +160,25 @@ ModelConfig read_config(const std::string& path_or_dir) {
 
 std::string config_json(const ModelConfig& config, const std::string& dtype) {
   Json json = Json::object(), architectures = Json::array();
-  architectures.push(std::string("GPTBigCodeForCausalLM"));
+  architectures.push("GPTBigCodeForCausalLM");
   json.set("architectures", architectures);
   json.set("model_type", "gpt_bigcode");
-  json.set("vocab_size", config.vocab_size);
-  json.set("n_positions", config.n_positions);
-  json.set("n_embd", config.n_embd);
-  json.set("n_layer", config.n_layer);
-  json.set("n_head", config.n_head);
-  json.set("n_inner", config.n_inner);
-  json.set("multi_query", config.multi_query);
+  for (const Size& size : sizes) json.set(size.name, config.*size.member);
+  for (const auto& [name, member] : flags) json.set(name, config.*member);
   json.set("activation_function", config.gelu == Gelu::tanh ? "gelu_pytorch_tanh" : "gelu");
-  json.set("scale_attn_weights", config.scale_attn_weights);
-  json.set("layer_norm_epsilon", shortest(config.layer_norm_epsilon));
-  json.set("initializer_range", shortest(config.initializer_range));
-  json.set("embd_pdrop", shortest(config.embd_pdrop));
-  json.set("resid_pdrop", shortest(config.resid_pdrop));
-  json.set("attn_pdrop", shortest(config.attn_pdrop));
-  json.set("tie_word_embeddings", config.tie_word_embeddings);
-  for (const auto& [name, id] :
-       {std::pair("bos_token_id", config.bos_token_id), {"eos_token_id", config.eos_token_id}}) {
-    if (id < 0)
-      json.set_null(name);
-    else
-      json.set(name, id);
-  }
+  for (const Number& number : numbers) json.set(number.name, shortest(config.*number.member));
+  for (const auto& [name, member] : tokens)
+    json.set(name, config.*member < 0 ? Json::Scalar(nullptr) : Json::Scalar(config.*member));
   json.set("dtype", dtype);
   return json.dump(2) + "\n";
 }
 
 void check_config(const ModelConfig& config, const std::string& where) {
-  // Ids are int32; layers, heads and positions must fit in the key of a dropout draw.
-  constexpr std::int64_t int32_max = std::numeric_limits<std::int32_t>::max();
-  auto check_size = [&](const char* name, std::int64_t value, std::int64_t limit) {
-    check_usage(value >= 1 && value <= limit, where, ": ", name, " is ", value, ", it must be from 1 to ", limit);
-  };
-  check_size("vocab_size", config.vocab_size, int32_max);
-  check_size("n_positions", config.n_positions, DrawLimits::keys);
-  check_size("n_embd", config.n_embd, int32_max);
-  check_size("n_layer", config.n_layer, DrawLimits::layers);
-  check_size("n_head", config.n_head, DrawLimits::heads);
-  check_size("n_inner", config.n_inner, int32_max);
+  for (const Size& size : sizes) {
+    const std::int64_t value = config.*size.member;
+    check_usage(value >= 1 && value <= size.most, where, ": ", size.name, " is ", value, ", it must be from 1 to ",
+                size.most);
+  }
   if (config.n_embd % config.n_head != 0) {
     std::int64_t below = config.n_head, above = config.n_head;
     while (config.n_embd % below != 0) --below;
@@ -193,17 +194,13 @@ void check_config(const ModelConfig& config, const std::string& where) {
               config.n_layer, " and vocab_size ", config.vocab_size, " make about ", count,
               " parameters, more than any machine holds; lower them");
 
-  auto check_range = [&](const char* name, float value, bool ok, const char* range) {
-    check_usage(ok && std::isfinite(value), where, ": ", name, " is ", value, ", it must be ", range);
-  };
-  auto check_dropout = [&](const char* name, float p) { check_range(name, p, p >= 0 && p < 1, "from 0 to below 1"); };
-  check_range("layer_norm_epsilon", config.layer_norm_epsilon, config.layer_norm_epsilon > 0, "above 0");
-  check_range("initializer_range", config.initializer_range, config.initializer_range >= 0, "0 or above");
-  check_dropout("embd_pdrop", config.embd_pdrop);
-  check_dropout("resid_pdrop", config.resid_pdrop);
-  check_dropout("attn_pdrop", config.attn_pdrop);
-  for (const auto& [name, id] :
-       {std::pair("bos_token_id", config.bos_token_id), {"eos_token_id", config.eos_token_id}}) {
+  for (const Number& number : numbers) {
+    const float value = config.*number.member;
+    check_usage(std::isfinite(value) && number.fits(value), where, ": ", number.name, " is ", value, ", it must be ",
+                number.range);
+  }
+  for (const auto& [name, member] : tokens) {
+    const std::int64_t id = config.*member;
     check_usage(id >= -1 && id < config.vocab_size, where, ": ", name, " is ", id, ", but vocab_size is ",
                 config.vocab_size, "; ids are from 0 to below it, or -1 for none");
   }

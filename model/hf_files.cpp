@@ -44,8 +44,6 @@ bool equal(const SafetensorsSet::Entry& a, const SafetensorsSet::Entry& b) {
   return true;
 }
 
-const std::map<std::string, std::string> metadata = {{"format", "pt"}};  // without it transformers refuses the file
-
 }  // namespace
 
 SafetensorsSet::SafetensorsSet(const std::string& dir, const std::string& stem) : dir_(dir) {
@@ -75,56 +73,47 @@ SafetensorsSet::SafetensorsSet(const std::string& dir, const std::string& stem) 
   }
 }
 
-SafetensorsSet::Entry SafetensorsSet::find(const std::string& name) const {
-  const auto found = entries_.find(name);
-  return found == entries_.end() ? Entry{nullptr, nullptr} : found->second;
-}
-
 SafetensorsSet::Entry SafetensorsSet::at(const std::string& name) const {
-  const Entry entry = find(name);
-  check_contents(entry.second != nullptr, dir_, ": none of its files has the tensor ", name);
-  return entry;
+  const auto found = entries_.find(name);
+  check_contents(found != entries_.end(), dir_, ": none of its files has the tensor ", name, "; get the files anew");
+  return found->second;
 }
 
 ModelReader::ModelReader(const std::string& dir, const ModelConfig& config, const ParameterTable& table)
     : set_(dir, "model") {
   std::map<std::string, SafetensorsSet::Entry> given;
   std::string missing, unexpected, wrong;
-  auto add = [](std::string& list, const std::string& item) { list += (list.empty() ? "" : ", ") + item; };
+  const auto add = [](std::string& list, const std::string& item) { list += (list.empty() ? "" : ", ") + item; };
   for (const auto& [name, entry] : set_.entries()) {
     const std::string full = full_name(name);
-    if (is_mask(full)) continue;
-    check_contents(given.emplace(full, entry).second, dir, ": holds ", full, " twice, with and without \"", prefix,
-                   "\"; keep one");
+    check_contents(is_mask(full) || given.emplace(full, entry).second, dir, ": holds ", full,
+                   " twice, with and without \"", prefix, "\"; keep one");
   }
+  const bool head_given = config.tie_word_embeddings && given.contains(head_name);
+  const SafetensorsSet::Entry head = head_given ? given.extract(head_name).mapped() : SafetensorsSet::Entry();
   for (const Parameter& p : table.parameters) {
-    const auto found = given.find(p.name);
-    if (found == given.end()) {
+    const auto found = given.extract(p.name);
+    if (found.empty()) {
       add(missing, p.name);
       continue;
     }
-    const StoredTensor& tensor = *found->second.second;
+    const StoredTensor& tensor = *found.mapped().second;
     const StoredTensor expected{p.name, FileType::F32, p.shape};
     if (tensor.shape != p.shape || !readable(tensor)) add(wrong, tensor.describe() + " for " + expected.describe());
-    entries_.push_back(found->second);
-    if (p.name != "transformer.wte.weight") given.erase(found);
+    entries_.push_back(found.mapped());
   }
-  const auto wte = given.find("transformer.wte.weight"), head = given.find(head_name);
-  if (config.tie_word_embeddings && head != given.end() && wte != given.end() && missing.empty() && wrong.empty()) {
-    if (!readable(*head->second.second) || !equal(wte->second, head->second)) {
-      warnings_.push_back(
-          dir +
-          ": lm_head.weight differs from transformer.wte.weight although config.json says tie_word_embeddings; "
-          "it is not used (set tie_word_embeddings to false to use it)");
-    }
-  }
-  for (const auto& [name, entry] : given) {
-    if (name != "transformer.wte.weight" && name != head_name) add(unexpected, entry.second->name);
-  }
+  for (const auto& [name, entry] : given) add(unexpected, entry.second->name);
   check_contents(missing.empty() && unexpected.empty() && wrong.empty(), dir,
                  ": its tensors are not those of its config.json", missing.empty() ? "" : "; missing: " + missing,
                  unexpected.empty() ? "" : "; unexpected: " + unexpected,
                  wrong.empty() ? "" : "; of another shape or type: " + wrong);
+  // The table of a tied model begins with the embedding.
+  if (head_given && !(readable(*head.second) && equal(entries_.front(), head))) {
+    warnings_.push_back(
+        dir +
+        ": lm_head.weight differs from transformer.wte.weight although config.json says tie_word_embeddings; "
+        "it is not used (set tie_word_embeddings to false to use it)");
+  }
 }
 
 void ModelReader::read(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const {
@@ -170,8 +159,7 @@ class FileQueue {
     if (!writer_) {
       writer_ = std::make_shared<SafetensorsWriter>(str(dir_, "/", name),
                                                     std::vector(tensors_.begin() + static_cast<std::ptrdiff_t>(first),
-                                                                tensors_.begin() + static_cast<std::ptrdiff_t>(last)),
-                                                    metadata);
+                                                                tensors_.begin() + static_cast<std::ptrdiff_t>(last)));
     }
     writer_->write(values.data(), static_cast<std::int64_t>(values.size()));
     if (static_cast<std::size_t>(order_[turn_++]) + 1 < last) return;

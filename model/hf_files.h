@@ -23,7 +23,6 @@ class SafetensorsSet {
 
   using Entry = std::pair<const SafetensorsFile*, const StoredTensor*>;
   const std::map<std::string, Entry>& entries() const { return entries_; }  // by name
-  Entry find(const std::string& name) const;                                // {nullptr, nullptr} when absent
   Entry at(const std::string& name) const;                                  // throws when absent
 
  private:

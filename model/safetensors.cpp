@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <iomanip>
 #include <type_traits>
 #include <utility>
 
@@ -21,30 +22,29 @@ constexpr std::int64_t piece = 1 << 20;               // bytes read or converted
 constexpr std::int64_t largest_header = 100'000'000;  // as in the format's reference implementation
 
 struct TypeName {
-  FileType type;
   const char* name;
   std::int64_t size;
 };
-constexpr std::array<TypeName, 10> types = {{{FileType::F64, "F64", 8},
-                                             {FileType::F32, "F32", 4},
-                                             {FileType::F16, "F16", 2},
-                                             {FileType::BF16, "BF16", 2},
-                                             {FileType::I64, "I64", 8},
-                                             {FileType::I32, "I32", 4},
-                                             {FileType::I16, "I16", 2},
-                                             {FileType::I8, "I8", 1},
-                                             {FileType::U8, "U8", 1},
-                                             {FileType::BOOL, "BOOL", 1}}};
-
-void free_state(XXH3_state_t* state) {
-  XXH3_freeState(state);
-}
+// By FileType.
+constexpr std::array<TypeName, 10> types = {{{"F64", 8},
+                                             {"F32", 4},
+                                             {"F16", 2},
+                                             {"BF16", 2},
+                                             {"I64", 8},
+                                             {"I32", 4},
+                                             {"I16", 2},
+                                             {"I8", 1},
+                                             {"U8", 1},
+                                             {"BOOL", 1}}};
 
 std::string hex(std::uint64_t hash) {
-  constexpr const char* digits = "0123456789abcdef";
-  std::string text(16, '0');
-  for (std::size_t i = 0; i < 16; ++i) text[15 - i] = digits[hash >> 4 * i & 15];
-  return text;
+  return str(std::hex, std::setfill('0'), std::setw(16), hash);
+}
+
+std::shared_ptr<XXH3_state_t> new_state() {
+  std::shared_ptr<XXH3_state_t> state(XXH3_createState(), XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  return state;
 }
 
 // The product of the dimensions, or -1 where it does not fit in 63 bits.
@@ -56,13 +56,10 @@ std::int64_t checked_numel(const std::vector<std::int64_t>& shape) {
   return n;
 }
 
-std::string header_text(const std::vector<StoredTensor>& tensors, const std::map<std::string, std::string>& metadata) {
-  Json header = Json::object();
-  if (!metadata.empty()) {
-    Json entries = Json::object();
-    for (const auto& [key, value] : metadata) entries.set(key, value);
-    header.set("__metadata__", entries);
-  }
+std::string header_text(const std::vector<StoredTensor>& tensors) {
+  Json header = Json::object(), metadata = Json::object();
+  metadata.set("format", "pt");  // without it transformers refuses the file
+  header.set("__metadata__", metadata);
   std::int64_t offset = 0;
   for (const StoredTensor& t : tensors) {
     check(!header.has(t.name) && t.numel() >= 0, "two tensors to write are called ", t.name,
@@ -84,22 +81,20 @@ std::string header_text(const std::vector<StoredTensor>& tensors, const std::map
 StoredTensor read_entry(const Json& header, const std::string& name, std::int64_t data, std::int64_t file_size,
                         const std::string& path) {
   const Json entry = header.at(name), shape = entry.at("shape"), range = entry.at("data_offsets");
-  StoredTensor tensor;
-  tensor.name = name;
+  StoredTensor tensor{name, FileType::F32, {}};
   const std::string type = entry.at("dtype").string();
   const auto* known = std::find_if(types.begin(), types.end(), [&](const TypeName& t) { return type == t.name; });
-  check_contents(known != types.end(), path, ": tensor ", name, " has the dtype \"", type,
-                 "\", which is not known here");
-  tensor.type = known->type;
+  check(known != types.end(), path, ": tensor ", name, " has the dtype \"", type, "\", which is not known here");
+  tensor.type = static_cast<FileType>(known - types.begin());
   for (std::int64_t i = 0; i < shape.size(); ++i) tensor.shape.push_back(shape.at(i).integer());
-  check_contents(range.size() == 2, path, ": tensor ", name, " has ", range.size(), " data_offsets, expected 2");
+  check(range.size() == 2, path, ": tensor ", name, " has ", range.size(), " data_offsets, expected 2");
   const std::int64_t begin = range.at(0).integer(), end = range.at(1).integer();
-  check_contents(begin >= 0 && begin <= end && end <= file_size - data, path, ": tensor ", name, " lies at bytes ",
-                 begin, " to ", end, ", but the file has ", file_size - data,
-                 " bytes of data; it is truncated or its header is damaged");
+  check(begin >= 0 && begin <= end && end <= file_size - data, path, ": tensor ", name, " lies at bytes ", begin,
+        " to ", end, ", but the file has ", file_size - data,
+        " bytes of data; it is truncated or its header is damaged");
   const std::int64_t numel = checked_numel(tensor.shape);
-  check_contents(numel >= 0 && numel <= (end - begin) / known->size && numel * known->size == end - begin, path,
-                 ": tensor ", tensor.describe(), " does not fill its ", end - begin, " bytes; the header is damaged");
+  check(numel >= 0 && numel <= (end - begin) / known->size && numel * known->size == end - begin, path, ": tensor ",
+        tensor.describe(), " does not fill its ", end - begin, " bytes; its header is damaged");
   tensor.offset = data + begin;
   return tensor;
 }
@@ -128,23 +123,29 @@ std::string checksum(const void* data, std::size_t bytes) {
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(File::open(path)) {
+  try {
+    read_header();
+  } catch (const UnreadableFile&) {
+    throw;
+  } catch (const Error& e) {
+    throw DamagedFile(str(e.what(), "; copy or write the file anew"));
+  }
+}
+
+void SafetensorsFile::read_header() {
   const std::int64_t file_size = file_.size();
-  check_contents(file_size >= 8, path, ": has ", file_size, " bytes, too few for a safetensors file; it is truncated");
+  check(file_size >= 8, path(), ": has ", file_size, " bytes, too few for a safetensors file; it is truncated");
   std::uint64_t length = 0;
   file_.read(&length, 8, 0);
-  check_contents(length >= 2 && length <= static_cast<std::uint64_t>(std::min(largest_header, file_size - 8)), path,
-                 ": announces a header of ", length, " bytes in a file of ", file_size,
-                 "; it is truncated or no safetensors file");
+  check(length >= 2 && length <= static_cast<std::uint64_t>(std::min(largest_header, file_size - 8)), path(),
+        ": announces a header of ", length, " bytes in a file of ", file_size,
+        "; it is truncated or no safetensors file");
   const std::int64_t data = 8 + static_cast<std::int64_t>(length);
   std::string text(length, '\0');
   file_.read(text.data(), static_cast<std::int64_t>(length), 8);
-  try {
-    const Json header = Json::parse(text, path + ", header");
-    for (const std::string& name : header.keys()) {
-      if (name != "__metadata__") tensors_.push_back(read_entry(header, name, data, file_size, path));
-    }
-  } catch (const Error& e) {
-    throw DamagedFile(e.what());
+  const Json header = Json::parse(text, path() + ", header");
+  for (const std::string& name : header.keys()) {
+    if (name != "__metadata__") tensors_.push_back(read_entry(header, name, data, file_size, path()));
   }
   std::stable_sort(tensors_.begin(), tensors_.end(), [](const StoredTensor& a, const StoredTensor& b) {
     return std::pair(a.offset, a.bytes()) < std::pair(b.offset, b.bytes());
@@ -152,13 +153,13 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(File::open(pat
   std::int64_t end = data;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const StoredTensor& t = tensors_[i];
-    check_contents(t.offset == end, path, ": tensor ", t.name, " begins at byte ", t.offset, " where ", end,
-                   " was expected; its header leaves a hole or lets tensors overlap");
+    check(t.offset == end, path(), ": tensor ", t.name, " begins at byte ", t.offset, " where ", end,
+          " was expected; its header leaves a hole or lets tensors overlap");
     end += t.bytes();
     by_name_[t.name] = i;
   }
-  check_contents(end == file_size, path, ": has ", file_size, " bytes, but its tensors end at ", end,
-                 "; something was appended or its header is damaged");
+  check(end == file_size, path(), ": has ", file_size, " bytes, but its tensors end at ", end,
+        "; something was appended or its header is damaged");
 }
 
 const StoredTensor* SafetensorsFile::find(const std::string& name) const {
@@ -172,107 +173,73 @@ const StoredTensor& SafetensorsFile::at(const std::string& name) const {
   return *tensor;
 }
 
-void SafetensorsFile::read_bytes(const StoredTensor& tensor, std::int64_t first, std::int64_t bytes, void* out) const {
-  check(first >= 0 && bytes >= 0 && first <= tensor.bytes() - bytes, path(), ": bytes ", first, " to ", first + bytes,
-        " were asked for of ", tensor.describe());
-  file_.read(out, bytes, tensor.offset + first);
-}
-
 template <class T>
-void SafetensorsFile::read_converted(const StoredTensor& tensor, std::int64_t first, std::int64_t count, T* out) const {
+void SafetensorsFile::read(const StoredTensor& tensor, std::int64_t first, std::int64_t count, T* out) const {
   check(first >= 0 && count >= 0 && first <= tensor.numel() - count, path(), ": elements ", first, " to ",
         first + count, " were asked for of ", tensor.describe());
-  std::vector<char> buffer(static_cast<std::size_t>(std::min(piece, count * size_of(tensor.type))));
-  const std::int64_t step = piece / size_of(tensor.type);
+  const std::int64_t size = size_of(tensor.type);
+  if (std::is_same_v<T, float> && tensor.type == FileType::F32)  // the common case goes straight to its place
+    return file_.read(out, count * size, tensor.offset + first * size);
+  std::vector<char> buffer(static_cast<std::size_t>(std::min(piece, count * size)));
+  const std::int64_t step = piece / size;
   for (std::int64_t done = 0; done < count; done += step) {
     const std::int64_t n = std::min(step, count - done);
-    read_bytes(tensor, (first + done) * size_of(tensor.type), n * size_of(tensor.type), buffer.data());
-    auto convert = [&]<class From>(From, auto value_of) {
+    file_.read(buffer.data(), n * size, tensor.offset + (first + done) * size);
+    const auto convert = [&]<class From>(From, auto value_of) {
       for (std::int64_t i = 0; i < n; ++i) {
         From value;
-        std::memcpy(&value, buffer.data() + i * static_cast<std::int64_t>(sizeof value), sizeof value);
+        std::memcpy(&value, buffer.data() + i * size, sizeof value);
         out[done + i] = static_cast<T>(value_of(value));
       }
     };
-    auto same = [](auto value) { return value; };
-    bool known = true;
-    if constexpr (std::is_floating_point_v<T>) {
-      switch (tensor.type) {
-        case FileType::F64:
-          convert(double{}, same);
-          break;
-        case FileType::F32:
-          convert(float{}, same);
-          break;
-        case FileType::F16:
-          convert(std::uint16_t{}, float_of_half);
-          break;
-        case FileType::BF16:
-          convert(std::uint16_t{}, float_of_bfloat16);
-          break;
-        default:
-          known = false;
-      }
+    const auto same = [](auto value) { return value; };
+    constexpr bool real = std::is_floating_point_v<T>;
+    if (real && tensor.type == FileType::F64) {
+      convert(double{}, same);
+    } else if (real && tensor.type == FileType::F32) {
+      convert(float{}, same);
+    } else if (real && tensor.type == FileType::F16) {
+      convert(std::uint16_t{}, float_of_half);
+    } else if (real && tensor.type == FileType::BF16) {
+      convert(std::uint16_t{}, float_of_bfloat16);
+    } else if (!real && tensor.type == FileType::I64) {
+      convert(std::int64_t{}, same);
+    } else if (!real && tensor.type == FileType::I32) {
+      convert(std::int32_t{}, same);
     } else {
-      switch (tensor.type) {
-        case FileType::I64:
-          convert(std::int64_t{}, same);
-          break;
-        case FileType::I32:
-          convert(std::int32_t{}, same);
-          break;
-        default:
-          known = false;
-      }
+      throw Error(str(path(), ": tensor ", tensor.describe(), " must be of ",
+                      real ? "F32, BF16, F16 or F64" : "I64 or I32", "; convert it"));
     }
-    check(known, path(), ": tensor ", tensor.describe(), " must be of ",
-          std::is_floating_point_v<T> ? "F32, BF16, F16 or F64" : "I64 or I32", "; convert it");
   }
 }
 
-void SafetensorsFile::read(const StoredTensor& tensor, std::int64_t first, std::int64_t count, float* out) const {
-  if (tensor.type == FileType::F32) {  // the common case goes straight to its place
-    read_bytes(tensor, first * 4, count * 4, out);
-  } else {
-    read_converted(tensor, first, count, out);
-  }
-}
-
-void SafetensorsFile::read(const StoredTensor& tensor, std::int64_t first, std::int64_t count, double* out) const {
-  read_converted(tensor, first, count, out);
-}
-
-void SafetensorsFile::read(const StoredTensor& tensor, std::int64_t first, std::int64_t count,
-                           std::int64_t* out) const {
-  read_converted(tensor, first, count, out);
-}
+template void SafetensorsFile::read(const StoredTensor&, std::int64_t, std::int64_t, float*) const;
+template void SafetensorsFile::read(const StoredTensor&, std::int64_t, std::int64_t, double*) const;
+template void SafetensorsFile::read(const StoredTensor&, std::int64_t, std::int64_t, std::int64_t*) const;
 
 std::string SafetensorsFile::checksum(const StoredTensor& tensor) const {
-  const std::unique_ptr<XXH3_state_t, void (*)(XXH3_state_t*)> state(XXH3_createState(), free_state);
-  XXH3_64bits_reset(state.get());
+  const std::shared_ptr<XXH3_state_t> state = new_state();
   std::vector<char> buffer(static_cast<std::size_t>(std::min(piece, tensor.bytes())));
   for (std::int64_t done = 0; done < tensor.bytes(); done += piece) {
     const std::int64_t n = std::min(piece, tensor.bytes() - done);
-    read_bytes(tensor, done, n, buffer.data());
+    file_.read(buffer.data(), n, tensor.offset + done);
     XXH3_64bits_update(state.get(), buffer.data(), static_cast<std::size_t>(n));
   }
   return hex(XXH3_64bits_digest(state.get()));
 }
 
-std::int64_t file_bytes(const std::vector<StoredTensor>& tensors, const std::map<std::string, std::string>& metadata) {
-  std::int64_t bytes = 8 + static_cast<std::int64_t>(header_text(tensors, metadata).size());
+std::int64_t file_bytes(const std::vector<StoredTensor>& tensors) {
+  std::int64_t bytes = 8 + std::ssize(header_text(tensors));
   for (const StoredTensor& t : tensors) bytes += t.bytes();
   return bytes;
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<StoredTensor> tensors,
-                                     const std::map<std::string, std::string>& metadata)
-    : file_(File::create(path)), tensors_(std::move(tensors)), state_(XXH3_createState(), free_state) {
-  const std::string header = header_text(tensors_, metadata);
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<StoredTensor> tensors)
+    : file_(File::create(path)), tensors_(std::move(tensors)), state_(new_state()) {
+  const std::string header = header_text(tensors_);
   const std::uint64_t length = header.size();
-  XXH3_64bits_reset(state_.get());
   file_.write(&length, 8);
-  file_.write(header.data(), static_cast<std::int64_t>(length));
+  file_.write(header.data(), std::ssize(header));
   finish_tensor();
 }
 
@@ -303,8 +270,6 @@ void SafetensorsWriter::write(const float* values, std::int64_t count) {
   const StoredTensor& tensor = tensors_[current_];
   if (tensor.type == FileType::F32) return write_bytes(values, count * 4);
   check(tensor.type == FileType::BF16 || tensor.type == FileType::F16, path(), ": float values were given for ",
-        tensor.describe());
-  check(count * 2 <= tensor.bytes() - written_, path(), ": ", count, " values were given beyond the end of ",
         tensor.describe());
   const auto convert = tensor.type == FileType::BF16 ? bfloat16_of_float : half_of_float;
   std::vector<std::uint16_t> buffer(static_cast<std::size_t>(std::min(count, piece / 2)));

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "model/file.h"
+#include "parallel/file.h"
 
 struct XXH3_state_s;
 
@@ -44,18 +44,15 @@ class SafetensorsFile {
   const StoredTensor& at(const std::string& name) const;                 // throws when absent
   const StoredTensor* find(const std::string& name) const;               // nullptr when absent
 
-  // Elements [first, first + count) in row-major order. float* and double* take F64, F32, F16 and BF16, int64_t* the
-  // integer types; another type is refused. F64 is rounded to float, everything else is exact.
-  void read(const StoredTensor& tensor, std::int64_t first, std::int64_t count, float* out) const;
-  void read(const StoredTensor& tensor, std::int64_t first, std::int64_t count, double* out) const;
-  void read(const StoredTensor& tensor, std::int64_t first, std::int64_t count, std::int64_t* out) const;
-  void read_bytes(const StoredTensor& tensor, std::int64_t first, std::int64_t bytes, void* out) const;
+  // Elements [first, first + count) in row-major order; T is float, double or int64_t. The first two take F64, F32, F16
+  // and BF16, the last the integer types; another type is refused. F64 is rounded to float, everything else is exact.
+  template <class T>
+  void read(const StoredTensor& tensor, std::int64_t first, std::int64_t count, T* out) const;
   // Of all bytes of the tensor, read in pieces.
   std::string checksum(const StoredTensor& tensor) const;
 
  private:
-  template <class T>
-  void read_converted(const StoredTensor& tensor, std::int64_t first, std::int64_t count, T* out) const;
+  void read_header();
 
   File file_;
   std::vector<StoredTensor> tensors_;
@@ -63,14 +60,13 @@ class SafetensorsFile {
 };
 
 // Bytes of the file that would hold these tensors.
-std::int64_t file_bytes(const std::vector<StoredTensor>& tensors,
-                        const std::map<std::string, std::string>& metadata = {});
+std::int64_t file_bytes(const std::vector<StoredTensor>& tensors);
 
-// Writing: the header at once, then every tensor's elements in the order of the list, in pieces of any size.
+// Writing: the header at once, then every tensor's elements in the order of the list, in pieces of any size. The file
+// has its name from close() on, see File::create().
 class SafetensorsWriter {
  public:
-  SafetensorsWriter(const std::string& path, std::vector<StoredTensor> tensors,
-                    const std::map<std::string, std::string>& metadata = {});
+  SafetensorsWriter(const std::string& path, std::vector<StoredTensor> tensors);
 
   // The next bytes of the tensor whose turn it is.
   void write_bytes(const void* data, std::int64_t bytes);
@@ -89,7 +85,7 @@ class SafetensorsWriter {
   std::vector<StoredTensor> tensors_;
   std::size_t current_ = 0;
   std::int64_t written_ = 0;  // bytes of the current tensor
-  std::unique_ptr<XXH3_state_s, void (*)(XXH3_state_s*)> state_;
+  std::shared_ptr<XXH3_state_s> state_;
   std::map<std::string, std::string> checksums_;
 };
 

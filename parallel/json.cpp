@@ -2,14 +2,12 @@
 #include "parallel/json.h"
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "kernels/error.h"
+#include "parallel/file.h"
 
 namespace onescale {
 namespace {
@@ -75,10 +73,6 @@ Json Json::array() {
 }
 
 Json Json::parse(std::string_view text, const std::string& where) {
-  // The library takes a NUL byte for the end of its input.
-  const std::size_t nul = text.find('\0');
-  check(nul == std::string_view::npos, where, ": ", position(text, std::min(nul, text.size())),
-        ": not valid JSON: a NUL byte");
   const char* furthest = text.data();
   auto offset = [&] { return static_cast<std::size_t>(furthest - text.data()); };
   // The keys of every object that is open; nlohmann itself would let a later value replace an earlier one.
@@ -93,27 +87,25 @@ Json Json::parse(std::string_view text, const std::string& where) {
     }
     return true;
   };
+  const auto fail = [&](std::size_t at, const std::string& what) {
+    throw Error(str(where, ": ", position(text, at), ": not valid JSON: ", what, "; correct it"));
+  };
+  const std::size_t nul = text.find('\0');  // the library takes one for the end of its input
+  if (nul != std::string_view::npos) fail(nul, "a NUL byte");
   Json json = object();
   json.where_ = where;
   try {
     *json.value_ = Value::parse(Cursor{text.data(), &furthest}, Cursor{text.data() + text.size(), &furthest}, callback);
   } catch (const Value::parse_error& e) {
-    // e.byte counts from 1 and points at the last character read.
-    throw Error(str(where, ": ", position(text, e.byte > 0 ? e.byte - 1 : 0), ": not valid JSON: ", detail(e.what())));
+    fail(e.byte > 0 ? e.byte - 1 : 0, detail(e.what()));  // e.byte counts from 1 and is the last character read
   } catch (const Value::exception& e) {
-    throw Error(str(where, ": ", position(text, offset()), ": not valid JSON: ", detail(e.what())));
+    fail(offset(), detail(e.what()));
   }
   return json;
 }
 
 Json Json::read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  check(file.is_open(), path, ": cannot be opened for reading; check that it exists and may be read");
-  std::ostringstream out;
-  out << file.rdbuf();
-  const std::string text = out.str();
-  check(!text.empty(), path, ": is empty or cannot be read, expected JSON");
-  return parse(text, path);
+  return parse(read_text(path), path);
 }
 
 bool Json::is_object() const {
@@ -122,20 +114,8 @@ bool Json::is_object() const {
 bool Json::is_array() const {
   return value_->is_array();
 }
-bool Json::is_string() const {
-  return value_->is_string();
-}
 bool Json::is_null() const {
   return value_->is_null();
-}
-bool Json::is_number() const {
-  return value_->is_number();
-}
-bool Json::is_integer() const {
-  return value_->is_number_integer();
-}
-bool Json::is_boolean() const {
-  return value_->is_boolean();
 }
 bool Json::has(const std::string& key) const {
   return value_->is_object() && value_->contains(key);
@@ -171,61 +151,41 @@ Json Json::at(std::int64_t index) const {
   return part;
 }
 
+template <class T>
+T Json::get(bool is_one, const char* expected) const {
+  check(is_one, where_, " is ", shown(*value_), ", expected ", expected);
+  return value_->get<T>();
+}
+
 std::string Json::string() const {
-  check(is_string(), where_, " is ", shown(*value_), ", expected a string");
-  return value_->get<std::string>();
+  return get<std::string>(value_->is_string(), "a string");
 }
 
 std::int64_t Json::integer() const {
-  check(is_integer(), where_, " is ", shown(*value_), ", expected a whole number");
-  const bool fits = !value_->is_number_unsigned() ||
-                    value_->get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<std::int64_t>::max()};
-  check(fits, where_, " is ", shown(*value_), ", which does not fit in 64 bits");
-  return value_->get<std::int64_t>();
+  const auto value = get<std::int64_t>(value_->is_number_integer(), "a whole number");
+  check(value >= 0 || !value_->is_number_unsigned(), where_, " is ", shown(*value_), ", which does not fit in 64 bits");
+  return value;
 }
 
 double Json::number() const {
-  check(is_number(), where_, " is ", shown(*value_), ", expected a number");
-  return value_->get<double>();
+  return get<double>(value_->is_number(), "a number");
 }
 
 bool Json::boolean() const {
-  check(is_boolean(), where_, " is ", shown(*value_), ", expected true or false");
-  return value_->get<bool>();
+  return get<bool>(value_->is_boolean(), "true or false");
 }
 
 void Json::set(const std::string& key, const Json& value) {
   (*value_)[key] = *value.value_;
 }
-void Json::set(const std::string& key, const std::string& value) {
-  (*value_)[key] = value;
-}
-void Json::set(const std::string& key, const char* value) {
-  (*value_)[key] = value;
-}
-void Json::set(const std::string& key, std::int64_t value) {
-  (*value_)[key] = value;
-}
-void Json::set(const std::string& key, double value) {
-  (*value_)[key] = value;
-}
-void Json::set(const std::string& key, bool value) {
-  (*value_)[key] = value;
-}
-void Json::set_null(const std::string& key) {
-  (*value_)[key] = nullptr;
+void Json::set(const std::string& key, const Scalar& value) {
+  std::visit([&](const auto& v) { (*value_)[key] = v; }, value);
 }
 void Json::push(const Json& value) {
   value_->push_back(*value.value_);
 }
-void Json::push(std::int64_t value) {
-  value_->push_back(value);
-}
-void Json::push(double value) {
-  value_->push_back(value);
-}
-void Json::push(const std::string& value) {
-  value_->push_back(value);
+void Json::push(const Scalar& value) {
+  std::visit([&](const auto& v) { value_->push_back(v); }, value);
 }
 
 // A string that is not UTF-8 (bytes of a sample) is written with replacement characters instead of failing.

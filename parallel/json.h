@@ -2,16 +2,18 @@
 // library.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 namespace onescale {
 
-// A value with shared ownership: copies refer to the same JSON, at() and operator[] to a part of it. Reading a value of
+// A value with shared ownership: copies refer to the same JSON, at() to a part of it. Reading a value of
 // another type throws Error naming where the text came from, the key and what was found. Adding to a value ends the
 // life of its parts.
 class Json {
@@ -25,11 +27,7 @@ class Json {
 
   bool is_object() const;
   bool is_array() const;
-  bool is_string() const;
   bool is_null() const;
-  bool is_number() const;
-  bool is_integer() const;
-  bool is_boolean() const;
   bool has(const std::string& key) const;  // present, even when null
   std::vector<std::string> keys() const;   // in the order of the text
   std::int64_t size() const;
@@ -41,22 +39,18 @@ class Json {
   double number() const;
   bool boolean() const;
 
+  using Scalar = std::variant<std::nullptr_t, bool, std::int64_t, double, std::string>;
   void set(const std::string& key, const Json& value);
-  void set(const std::string& key, const std::string& value);
-  void set(const std::string& key, const char* value);
-  void set(const std::string& key, std::int64_t value);
-  void set(const std::string& key, int value) { set(key, static_cast<std::int64_t>(value)); }
-  void set(const std::string& key, double value);
-  void set(const std::string& key, bool value);
-  void set_null(const std::string& key);
+  void set(const std::string& key, const Scalar& value);
   void push(const Json& value);
-  void push(std::int64_t value);
-  void push(double value);
-  void push(const std::string& value);
+  void push(const Scalar& value);
 
   std::string dump(int indent = -1) const;  // -1: one line. Doubles are written so that they read back equal
 
  private:
+  template <class T>
+  T get(bool is_one, const char* expected) const;
+
   std::shared_ptr<nlohmann::ordered_json> root_;
   nlohmann::ordered_json* value_ = nullptr;
   std::string where_;

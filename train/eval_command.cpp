@@ -14,7 +14,7 @@ int eval_command(const Options& options) {
   Vocabulary vocabulary;
   vocabulary.size = source.config().vocab_size;
   if (tokenizer) vocabulary.hash = tokenizer->hash();
-  const Dataset dataset(options.data, options.split, vocabulary, static_cast<int>(options.threads));
+  const Dataset dataset(options.data, options.split, vocabulary);
   const std::int64_t T = options.seq_len ? options.seq_len : source.config().n_positions;
   Batches batches(dataset, T, 0, SampleOrder::sequential);
 

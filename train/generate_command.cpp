@@ -1,27 +1,15 @@
 // `onescale generate`: continues a prompt, or fills in between a prefix and a suffix. Standard output is the new text
 // alone, as it comes.
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 
 #include "data/fim.h"
 #include "kernels/error.h"
+#include "parallel/file.h"
 #include "train/commands.h"
 #include "train/sample.h"
 #include "train/session.h"
 
 namespace onescale {
-
-namespace {
-
-std::string read_prompt(const Options& options) {
-  if (options.prompt_file.empty()) return options.prompt;
-  std::ifstream file(options.prompt_file, std::ios::binary);
-  check(file.good(), "prompt_file ", options.prompt_file, " cannot be read");
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-}  // namespace
 
 int generate_command(const Options& options) {
   const ModelSource source(options.model);
@@ -34,7 +22,7 @@ int generate_command(const Options& options) {
 
   // Training documents begin with the end of text, so a prompt does too.
   std::vector<std::int32_t> prompt = {tokenizer->eot()};
-  const std::string text = read_prompt(options);
+  const std::string text = options.prompt_file.empty() ? options.prompt : read_text(options.prompt_file);
   const std::vector<std::int32_t> ids =
       options.infill ? infill_prompt(*tokenizer, text, options.suffix) : tokenizer->encode(text);
   prompt.insert(prompt.end(), ids.begin(), ids.end());

@@ -1,29 +1,29 @@
 #include "train/metrics.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <ctime>
-#include <fstream>
+#include <iomanip>
 
 #include "kernels/error.h"
+#include "parallel/file.h"
 
 namespace onescale {
 namespace {
 
-std::FILE* open_file(const std::string& path, const char* mode) {
-  std::FILE* file = std::fopen(path.c_str(), mode);
-  check(file, path, ": cannot be written (", std::strerror(errno), "): free the place or choose another run_dir");
+std::ofstream append_to(const std::string& path) {
+  std::ofstream file(path, std::ios::binary | std::ios::app);
+  check(file.is_open(), path, ": cannot be written (", std::strerror(errno),
+        "): free the place or choose another run_dir");
   return file;
 }
 
-void put(std::FILE* file, const std::string& text, const std::string& path) {
-  const bool ok = std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
-  check(ok, path, ": cannot be written (", std::strerror(errno), "): free some space, then run the same command again");
+void put(std::ofstream& file, const std::string& text, const std::string& path) {
+  file << text << std::flush;
+  check(file.good(), path, ": cannot be written (", std::strerror(errno),
+        "): free some space, then run the same command again");
 }
 
 template <class... Args>
@@ -31,16 +31,6 @@ std::string format(const char* pattern, Args... args) {
   std::array<char, 96> buffer;
   std::snprintf(buffer.data(), buffer.size(), pattern, args...);
   return buffer.data();
-}
-
-// Replaces `path` whole, so that a kill leaves the old text or the new one.
-void replace_file(const std::string& path, const std::string& text) {
-  const std::string aside = path + ".tmp";
-  std::FILE* file = open_file(aside, "wb");
-  put(file, text, aside);
-  const bool ok = fsync(fileno(file)) == 0 && std::fclose(file) == 0 && std::rename(aside.c_str(), path.c_str()) == 0;
-  check(ok, path, ": cannot be replaced (", std::strerror(errno),
-        "): free some space, then run the same command again");
 }
 
 }  // namespace
@@ -52,19 +42,17 @@ MetricsFile::MetricsFile(const std::string& dir, std::int64_t next_step) : path_
   int number = 0;
   for (std::string line; std::getline(in, line);) {
     const std::string where = str(path_, ":", ++number);
-    const bool whole = !in.eof();  // getline met the end of the file before a newline otherwise
-    if (whole && Json::parse(line, where).at("step").integer() < next_step) {
-      kept += line + "\n";
-    } else {
-      dropped = true;
+    bool keep = !in.eof();  // getline met the end of the file before a newline otherwise
+    try {
+      keep = keep && Json::parse(line, where).at("step").integer() < next_step;
+    } catch (const Error& e) {
+      throw Error(str(e.what(), "; remove this line to go on"));
     }
+    if (keep) kept += line + "\n";
+    dropped |= !keep;
   }
-  if (dropped) replace_file(path_, kept);
-  file_ = open_file(path_, "ab");
-}
-
-MetricsFile::~MetricsFile() {
-  std::fclose(file_);
+  if (dropped) write_text(path_, kept);
+  file_ = append_to(path_);
 }
 
 void MetricsFile::write(const Json& object) {
@@ -88,14 +76,13 @@ std::string progress_text(const Progress& p) {
 
 Log::Log(const std::string& dir, bool terminal, std::int64_t log_every, std::FILE* out)
     : path_(dir + "/log.txt"),
-      file_(dir.empty() ? nullptr : open_file(path_, "ab")),
+      file_(dir.empty() ? std::ofstream() : append_to(path_)),
       out_(out),
       terminal_(terminal),
       log_every_(log_every) {}
 
 Log::~Log() {
   if (shown_) std::fputs("\n", out_);
-  if (file_) std::fclose(file_);
 }
 
 void Log::line(const std::string& text) {
@@ -120,13 +107,10 @@ void Log::progress(const Progress& progress) {
 }
 
 void Log::record(const std::string& text) {
-  if (!file_) return;
+  if (!file_.is_open()) return;
   const std::time_t now = std::time(nullptr);
   std::tm local{};
-  localtime_r(&now, &local);
-  std::array<char, 32> stamp;
-  std::strftime(stamp.data(), stamp.size(), "%Y-%m-%d %H:%M:%S  ", &local);
-  put(file_, stamp.data() + text + "\n", path_);
+  put(file_, str(std::put_time(localtime_r(&now, &local), "%F %T  "), text, "\n"), path_);
 }
 
 }  // namespace onescale

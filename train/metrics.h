@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <string>
 
 #include "parallel/json.h"
@@ -16,14 +17,11 @@ namespace onescale {
 class MetricsFile {
  public:
   MetricsFile(const std::string& dir, std::int64_t next_step);
-  ~MetricsFile();
-  MetricsFile(const MetricsFile&) = delete;
-  MetricsFile& operator=(const MetricsFile&) = delete;
   void write(const Json& object);
 
  private:
   std::string path_;
-  std::FILE* file_ = nullptr;
+  std::ofstream file_;
 };
 
 struct Progress {
@@ -43,7 +41,7 @@ class Log {
   // dir "": standard output alone. terminal: usually isatty(1).
   Log(const std::string& dir, bool terminal, std::int64_t log_every, std::FILE* out = stdout);
   ~Log();
-  Log(const Log&) = delete;
+  Log(const Log&) = delete;  // ends its line once
   Log& operator=(const Log&) = delete;
   void line(const std::string& text);
   void progress(const Progress& progress);
@@ -51,7 +49,7 @@ class Log {
  private:
   void record(const std::string& text);
   std::string path_;
-  std::FILE* file_ = nullptr;
+  std::ofstream file_;
   std::FILE* out_;
   bool terminal_, shown_ = false;
   std::int64_t log_every_;

@@ -5,51 +5,19 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
+#include <iomanip>
+#include <map>
 #include <numeric>
 #include <sstream>
+#include <type_traits>
 
 #include "kernels/error.h"
+#include "parallel/file.h"
 
 namespace onescale {
 namespace {
 
-using Integer = std::int64_t Options::*;
-using Number = double Options::*;
-using Flag = bool Options::*;
-using Text = std::string Options::*;
-using List = std::vector<std::string> Options::*;
-
-template <class... Cases>
-struct Overloaded : Cases... {
-  using Cases::operator()...;
-};
-template <class... Cases>
-Overloaded(Cases...) -> Overloaded<Cases...>;
-
-std::string number_text(double value) {  // the shortest that reads back equal
-  std::array<char, 32> buffer;
-  return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr};
-}
-
-std::string quote(const std::string& text) {  // a TOML basic string
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      std::array<char, 8> escape;
-      std::snprintf(escape.data(), escape.size(), "\\u%04X", byte);
-      out += escape.data();
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
+using List = std::vector<std::string>;
 
 bool is_choice(const std::string& choices, const std::string& text) {
   std::istringstream in(choices);
@@ -59,13 +27,58 @@ bool is_choice(const std::string& choices, const std::string& text) {
   return choices.empty();
 }
 
+// Each reads one text into a member; false: it is none of the option's values.
 template <class T>
-bool read_number(std::string text, T& value, const Option& option) {
+bool read(T& value, std::string text, const Option& option) {
   std::erase(text, '_');  // 1_000_000 as in TOML
   const char* end = text.data() + text.size();
   const auto [at, error] = std::from_chars(text.data(), end, value);
   const auto number = static_cast<double>(value);
   return at == end && error == std::errc() && std::isfinite(number) && number >= option.min && number <= option.max;
+}
+bool read(bool& value, const std::string& text, const Option&) {
+  value = text == "true";
+  return value || text == "false";
+}
+bool read(std::string& value, const std::string& text, const Option& option) {
+  value = text;
+  return is_choice(option.choices, text);
+}
+
+// Each is the text of a value, as typed or as in TOML.
+std::string show(std::int64_t value, bool) {
+  return std::to_string(value);
+}
+std::string show(bool value, bool) {
+  return value ? "true" : "false";
+}
+std::string show(double value, bool toml) {  // the shortest that reads back equal
+  std::array<char, 32> buffer;
+  const std::string text(buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr);
+  const bool whole = text.find_first_not_of("0123456789") == std::string::npos;
+  return toml && whole ? text + ".0" : text;
+}
+std::string show(const std::string& text, bool toml) {
+  if (!toml) return text;
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (byte < 0x20 || byte == 0x7f) {
+      out += str("\\u", std::hex, std::setfill('0'), std::setw(4), +byte);
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+std::string show(const List& texts, bool) {
+  std::string out;
+  for (const std::string& text : texts) out += (out.empty() ? "" : ", ") + show(text, true);
+  return "[" + out + "]";
 }
 
 // A size's own options are left out where the model's directory decides.
@@ -83,16 +96,11 @@ bool Options::has(const std::string& name) const {
 }
 
 bool Option::belongs(char letter) const {
-  const std::string letters = commands;
-  return letters.find(letter) != std::string::npos || required(letter);
+  return commands.find(letter) != std::string_view::npos || required(letter);
 }
 
 bool Option::required(char letter) const {
-  return std::string(commands).find(static_cast<char>(std::toupper(letter))) != std::string::npos;
-}
-
-bool Option::fixed() const {
-  return std::string(commands).back() == '!';
+  return commands.find(static_cast<char>(std::toupper(letter))) != std::string_view::npos;
 }
 
 const Option* find_option(const std::string& name) {
@@ -113,53 +121,32 @@ Options defaults(const Command& command) {
   return options;
 }
 
-void set_option(Options& options, const Option& option, const std::vector<std::string>& texts,
-                const std::string& where) {
-  const bool list = std::holds_alternative<List>(option.member);
-  check_usage(list || texts.size() == 1, where, ": ", option.name, " has ", texts.size(), " values: give ",
-              expected(option));
-  const bool ok = std::visit(Overloaded{[&](Integer member) { return read_number(texts[0], options.*member, option); },
-                                        [&](Number member) { return read_number(texts[0], options.*member, option); },
-                                        [&](Flag member) {
-                                          options.*member = texts[0] == "true";
-                                          return is_choice("true|false", texts[0]);
-                                        },
-                                        [&](Text member) {
-                                          options.*member = texts[0];
-                                          return is_choice(option.choices, texts[0]);
-                                        },
-                                        [&](List member) {
-                                          options.*member = texts;
-                                          return true;
-                                        }},
-                             option.member);
-  check_usage(ok, where, ": ", option.name, " is '", texts.empty() ? "" : texts[0], "': give ", expected(option),
-              ", such as ", text_of({}, option, false));
+void set_option(Options& options, const Option& option, const List& texts, const std::string& where) {
+  if (option.is<List>()) {
+    options.*std::get<List Options::*>(option.member) = texts;
+    return;
+  }
+  check_usage(texts.size() == 1, where, ": ", option.name, " has ", texts.size(), " values: give ", expected(option));
+  const bool ok = std::visit(
+      [&](auto member) {
+        if constexpr (!std::is_same_v<decltype(member), List Options::*>)
+          return read(options.*member, texts[0], option);
+        return true;
+      },
+      option.member);
+  check_usage(ok, where, ": ", option.name, " is '", texts[0], "': give ", expected(option), ", such as ",
+              text_of({}, option, false));
 }
 
 std::string text_of(const Options& options, const Option& option, bool toml) {
-  return std::visit(Overloaded{[&](Integer member) { return std::to_string(options.*member); },
-                               [&](Number member) {
-                                 const std::string text = number_text(options.*member);
-                                 const bool whole = text.find_first_not_of("0123456789") == std::string::npos;
-                                 return toml && whole ? text + ".0" : text;
-                               },
-                               [&](Flag member) { return std::string(options.*member ? "true" : "false"); },
-                               [&](Text member) { return toml ? quote(options.*member) : options.*member; },
-                               [&](List member) {
-                                 std::string out;
-                                 for (const auto& text : options.*member)
-                                   out += (out.empty() ? "" : ", ") + quote(text);
-                                 return "[" + out + "]";
-                               }},
-                    option.member);
+  return std::visit([&](auto member) { return show(options.*member, toml); }, option.member);
 }
 
 std::string expected(const Option& option) {
-  if (std::holds_alternative<Flag>(option.member)) return "true or false";
-  if (std::holds_alternative<Text>(option.member)) return *option.choices ? str("one of ", option.choices) : "one text";
-  return str(std::holds_alternative<Integer>(option.member) ? "a whole number >= " : "a number >= ",
-             number_text(option.min), std::isinf(option.max) ? "" : " and <= " + number_text(option.max));
+  if (option.is<bool>()) return "true or false";
+  if (option.is<std::string>()) return *option.choices ? str("one of ", option.choices) : "one text";
+  return str(option.is<std::int64_t>() ? "a whole number >= " : "a number >= ", show(option.min, false),
+             std::isinf(option.max) ? "" : " and <= " + show(option.max, false));
 }
 
 std::string nearest(const std::string& name, const std::vector<std::string>& names) {
@@ -232,13 +219,14 @@ Flat flat(const Options& options) {
 }
 
 std::vector<Change> changed(const Flat& before, const Flat& now) {
+  const std::map<std::string, std::string> old(before.begin(), before.end());
   std::vector<Change> changes;
-  for (const auto& pair : now) {
-    const auto old =
-        std::find_if(before.begin(), before.end(), [&](const auto& other) { return other.first == pair.first; });
-    const Option* option = find_option(pair.first);
-    if (old == before.end() || old->second == pair.second) continue;
-    changes.push_back({pair.first, old->second, pair.second, option && option->fixed()});
+  for (const auto& [name, value] : now) {
+    const auto found = old.find(name);
+    const Option* option = find_option(name);
+    if (found == old.end() || found->second == value) continue;
+    if (option->directory() && plain_path(found->second) == plain_path(value)) continue;
+    changes.push_back({name, found->second, value, option->fixed()});
   }
   return changes;
 }

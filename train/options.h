@@ -79,16 +79,22 @@ struct Option {
                               std::vector<std::string> Options::*>;
   const char* name;
   Member member;
-  // Letters of the commands that have it, a capital where it must be given; "!": fixed for the life of a run.
-  const char* commands;
+  // Letters of the commands that have it, a capital where it must be given; "!": fixed for the life of a run; "/": the
+  // path of a directory.
+  std::string_view commands;
   const char* help;
   double min = 0, max = std::numeric_limits<double>::infinity();  // of a number, both included
   const char* choices = "";                                       // of a text: "a|b|c", empty for any
   std::string_view group = {};                                    // of the help text and the printed file
 
+  template <class T>
+  bool is() const {
+    return std::holds_alternative<T Options::*>(member);
+  }
   bool belongs(char letter) const;
   bool required(char letter) const;
-  bool fixed() const;
+  bool fixed() const { return commands.ends_with('!'); }
+  bool directory() const { return commands.find('/') != std::string_view::npos; }
 };
 const std::vector<Option>& option_table();
 inline constexpr std::string_view sizes_group = "Model sizes";  // those that a model read from a directory has itself
@@ -122,7 +128,7 @@ using Flat = std::vector<std::pair<std::string, std::string>>;
 Flat flat(const Options& options);
 
 // The differences between the options of a checkpoint and those of now; names that one of the two lacks are passed
-// over.
+// over, and so are two ways to write the path of one directory.
 struct Change {
   std::string name, before, after;
   bool fixed;

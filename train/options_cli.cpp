@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -42,8 +43,7 @@ class TomlFile {
       const std::string at = str(path_, ":", lines_.at(i)), name = items[i].name;
       const Option* option = find_option(name);
       check_usage(option, at, ": unknown option '", name, "': did you mean ", nearest(name, names_of(0)), "?");
-      const bool text_wanted = std::holds_alternative<std::string Options::*>(option->member) ||
-                               std::holds_alternative<std::vector<std::string> Options::*>(option->member);
+      const bool text_wanted = option->is<std::string>() || option->is<Texts>();
       Texts texts;
       for (const std::string& input : items[i].inputs) {
         const bool quoted = !input.empty() && input[0] == string_mark;
@@ -167,18 +167,17 @@ Parsed parse(int argc, const char* const* argv) {
     if (!option.belongs(command->letter)) continue;
     auto* entry = app.add_option(str("--", option.name), CLI::callback_t([](const CLI::results_t&) { return true; }),
                                  option.help);
-    const bool list = std::holds_alternative<std::vector<std::string> Options::*>(option.member);
-    const bool flag = std::holds_alternative<bool Options::*>(option.member);
-    const bool integer = std::holds_alternative<std::int64_t Options::*>(option.member);
-    const bool number = std::holds_alternative<double Options::*>(option.member);
+    const bool flag = option.is<bool>();
+    const std::string type = option.is<std::int64_t>() ? "INT"
+                             : option.is<double>()     ? "NUMBER"
+                             : flag                    ? "true|false"
+                             : *option.choices         ? option.choices
+                                                       : "TEXT";
     // Not default_str(): CLI11 would give that to a flag without a value.
-    const std::string type = integer           ? "INT"
-                             : number          ? "NUMBER"
-                             : flag            ? "true|false"
-                             : *option.choices ? option.choices
-                                               : "TEXT";
     entry->type_name(type + "=" + text_of(options, option, true))->group(std::string(option.group));
-    entry->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->expected(flag ? 0 : 1, 1)->allow_extra_args(list);
+    entry->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->expected(flag ? 0 : 1, 1)
+        ->allow_extra_args(option.is<Texts>());
     added.emplace_back(&option, entry);
   }
   try {
@@ -197,8 +196,7 @@ Parsed parse(int argc, const char* const* argv) {
   for (const auto& [option, entry] : added) {
     if (entry->count() == 0) continue;
     Texts texts = entry->results();
-    if (std::holds_alternative<bool Options::*>(option->member) && (texts.empty() || texts[0].empty()))
-      texts = {"true"};
+    if (option->is<bool>() && (texts.empty() || texts[0].empty())) texts = {"true"};
     set_option(options, *option, texts, "command line");
     given.insert(option->name);
   }

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "model/file.h"
+#include "parallel/file.h"
 #include "parallel/agreement.h"
 
 namespace onescale {

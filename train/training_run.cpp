@@ -10,8 +10,8 @@
 #include <fstream>
 
 #include "kernels/error.h"
-#include "model/file.h"
 #include "parallel/agreement.h"
+#include "parallel/file.h"
 #include "parallel/replicas.h"
 #include "train/commands.h"
 #include "train/layout_check.h"
@@ -195,14 +195,13 @@ void TrainingRun::open_data() {
   Vocabulary vocabulary;
   vocabulary.size = config_.vocab_size;
   if (tokenizer_) vocabulary.hash = tokenizer_->hash();
-  const int threads = static_cast<int>(options_.threads);
-  train_data_.emplace(options_.data, "train", vocabulary, threads);
+  train_data_.emplace(options_.data, "train", vocabulary);
   train_.emplace(*train_data_, seq_len_, static_cast<std::uint64_t>(options_.seed), SampleOrder::shuffled);
   train_->require_rows(options_.global_batch);
   if (options_.eval_every > 0) {
     check(Dataset::exists(options_.data, "val"), options_.data,
           " has no validation shards; prepare it with val_share, or set eval_every = 0");
-    val_data_.emplace(options_.data, "val", vocabulary, threads);
+    val_data_.emplace(options_.data, "val", vocabulary);
     val_.emplace(*val_data_, seq_len_, 0, SampleOrder::sequential);
   }
   if (checkpoint_) {
@@ -217,7 +216,7 @@ void TrainingRun::allocate() {
   if (options_.sample_every > 0) {
     const auto prompt = static_cast<std::int64_t>(tokenizer_->encode(options_.sample_prompt).size()) + 1;
     check_usage(prompt < config_.n_positions, "sample_prompt is ", prompt, " tokens long, n_positions is ",
-                config_.n_positions);
+                config_.n_positions, "; shorten it");
     sample_capacity = std::max<std::int64_t>(2, std::min(prompt + options_.sample_tokens, config_.n_positions));
   }
   Plan plan;

@@ -167,6 +167,19 @@ TEST(Batches, TooLittleDataIsOneSentence) {
                   {"vocabulary of 997", "has 996"});
 }
 
+TEST(Dataset, HashIsOfAllShards) {
+  const auto hash = [](const std::vector<std::int64_t>& sizes, const std::set<std::int64_t>& masked = {}) {
+    TempDir dir;
+    write_shards(dir, sizes, masked);
+    return Dataset(dir / "", "train", vocabulary()).hash();
+  };
+  const std::uint64_t first = hash({40, 60});
+  EXPECT_EQ(hash({40, 60}), first);
+  EXPECT_NE(hash({60, 40}), first);
+  EXPECT_NE(hash({40, 61}), first);
+  EXPECT_NE(hash({40, 60}, {99}), first);
+}
+
 // A damaged token is found when its row is read, on the prefetch thread as well.
 TEST(Batches, DamageIsReportedFromTheThread) {
   TempDir dir;

@@ -87,12 +87,14 @@ TEST(Documents, BadInputIsOneSentence) {
   expect_contains(sentence_of<UsageError>([&] { Documents({dir / "t"}, {}); }), {"1 files", "no bytes"});
 }
 
-TEST(Documents, FingerprintSeesNamesAndSizes) {
+TEST(Documents, FingerprintSeesNamesAndContents) {
   TempDir dir;
   write_bytes(dir / "t/a", "12");
   const auto fingerprint = [&] { return Documents({dir / "t"}, {}).fingerprint(); };
   const std::string first = fingerprint();
   EXPECT_EQ(first, fingerprint());
+  write_bytes(dir / "t/a", "21");
+  EXPECT_NE(first, fingerprint());
   write_bytes(dir / "t/a", "123");
   EXPECT_NE(first, fingerprint());
   write_bytes(dir / "t/a", "12");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -40,6 +41,14 @@ inline void write_bytes(const std::string& path, const std::string& bytes) {
 inline std::string read_bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The sidecar of a shard.
+inline std::vector<std::int64_t> document_ends(const std::string& docs) {
+  const std::string bytes = read_bytes(docs);
+  std::vector<std::int64_t> ends(bytes.size() / 8);
+  std::memcpy(ends.data(), bytes.data(), ends.size() * 8);
+  return ends;
 }
 
 // The sentence that work() throws; empty when it throws nothing.

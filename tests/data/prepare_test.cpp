@@ -47,16 +47,18 @@ std::map<std::string, std::string> files_of(const std::string& dir) {
 std::vector<std::vector<std::int32_t>> documents_of(const std::string& dir, const std::string& split,
                                                     const Tokenizer& tokenizer) {
   std::vector<std::vector<std::int32_t>> documents;
-  const Dataset data(dir, split, vocabulary_of(tokenizer));
-  for (const Shard& shard : data.shards()) {
+  for (int number = 0;; ++number) {
+    const std::string stem = str(dir, "/", split, "_00000", number);
+    if (!std::filesystem::exists(stem + ".bin")) return documents;
+    const Shard shard(stem + ".bin", vocabulary_of(tokenizer));
     std::int64_t begin = 0;
-    for (const std::int64_t end : shard.document_ends()) {
+    for (const std::int64_t end : document_ends(stem + ".docs")) {
       std::vector<std::int32_t>& ids = documents.emplace_back(static_cast<std::size_t>(end - begin));
       shard.read(begin, end - begin, ids.data());
       begin = end;
     }
+    EXPECT_EQ(begin, shard.tokens());
   }
-  return documents;
 }
 
 // Undoes fill-in-the-middle: the text of a document and how it was written.
@@ -199,6 +201,11 @@ TEST(Prepare, ReusesOrRefusesWhatIsThere) {
   options.seed = 3;
   write_bytes(dir / "tree/new.py", "x");
   expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"out exists", "files 61, not 62"});
+  std::filesystem::remove(dir / "tree/new.py");
+  std::string edited = read_bytes(dir / "tree/0/0.py");
+  edited[0] = 'I';  // of the same length
+  write_bytes(dir / "tree/0/0.py", edited);
+  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"out exists", "input_hash", "remove it"});
   EXPECT_EQ(files_of(dir / "out"), before);
   write_bytes(dir / "mine/notes.txt", "keep me");
   options.out = dir / "mine";
@@ -211,10 +218,12 @@ TEST(Prepare, FailuresLeaveNothing) {
   write_tree(dir);
   write_bytes(dir / "tree/zzz.jsonl", "{\"text\": \"a\"}\n{\"text\": broken}\n");
   PrepareOptions options = options_of(dir, "out");
-  std::filesystem::create_directories(dir / "out.partial");  // what a killed run left behind
+  write_bytes(dir / "out.partial/notes.txt", "keep me");  // not ours
   expect_contains(sentence_of([&] { prepare(options); }), {"zzz.jsonl line 2"});
   EXPECT_FALSE(std::filesystem::exists(dir / "out"));
-  EXPECT_FALSE(std::filesystem::exists(dir / "out.partial"));
+  EXPECT_EQ(read_bytes(dir / "out.partial/notes.txt"), "keep me");
+  std::filesystem::remove_all(dir / "out.partial");
+  for (const auto& entry : std::filesystem::directory_iterator(dir / ".")) EXPECT_EQ(entry.path().filename(), "tree");
 
   options.inputs = {dir / "tree/0"};
   options.out = "/proc/out";

@@ -41,7 +41,7 @@ TEST(Safetensors, WhatIsWrittenReadsBack) {
                                           {"a", FileType::F32, {7, 11}},     {"none", FileType::F32, {0, 4}},
                                           {"b16", FileType::BF16, {300001}}, {"h16", FileType::F16, {300001}},
                                           {"scalar", FileType::F32, {}}};
-  SafetensorsWriter writer(path, list, {{"format", "pt"}});
+  SafetensorsWriter writer(path, list);
   writer.write_bytes(&loss, 8);
   writer.write_bytes(ids.data(), 24);
   writer.write(a.data(), 30);  // in pieces
@@ -51,7 +51,7 @@ TEST(Safetensors, WhatIsWrittenReadsBack) {
   writer.write(b.data() + 1, 300000);
   writer.write(a.data(), 1);
   writer.close();
-  EXPECT_EQ(static_cast<std::size_t>(file_bytes(list, {{"format", "pt"}})), file_text(path).size());
+  EXPECT_EQ(static_cast<std::size_t>(file_bytes(list)), file_text(path).size());
 
   const SafetensorsFile file(path);
   ASSERT_EQ(file.tensors().size(), 7u);
@@ -155,7 +155,7 @@ TEST(Safetensors, RefusesDamagedFiles) {
 TEST(Safetensors, FlippedHeaderBitsNeverCrash) {
   const TempDir dir;
   const std::string path = dir / "x.safetensors";
-  SafetensorsWriter writer(path, {{"a", FileType::F32, {2, 3}}, {"b", FileType::I64, {1}}}, {{"format", "pt"}});
+  SafetensorsWriter writer(path, {{"a", FileType::F32, {2, 3}}, {"b", FileType::I64, {1}}});
   const std::vector<char> data(32);
   writer.write_bytes(data.data(), 24);
   writer.write_bytes(data.data(), 8);

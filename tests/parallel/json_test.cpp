@@ -36,7 +36,7 @@ TEST(Json, WritesWhatReadsBackEqual) {
   json.set("literal", "not a bool");
   json.set("big", std::numeric_limits<std::int64_t>::max());
   json.set("yes", true);
-  json.set_null("none");
+  json.set("none", nullptr);
   for (int indent : {-1, 2}) {
     const Json back = Json::parse(json.dump(indent), "back");
     for (std::int64_t i = 0; i < back.at("list").size(); ++i) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -31,7 +32,9 @@ class OptionsTest : public testing::Test {
     return parse(static_cast<int>(argv.size()), argv.data());
   }
   static Options train(std::vector<std::string> words) {
-    words.insert(words.begin(), {"train", "--run_dir", "r", "--data", "d"});
+    const bool data = std::find(words.begin(), words.end(), "--data") != words.end();
+    if (!data) words.insert(words.begin(), {"--data", "d"});
+    words.insert(words.begin(), {"train", "--run_dir", "r"});
     return run(words).options;
   }
   static std::string error(const std::vector<std::string>& words) {
@@ -182,9 +185,10 @@ TEST_F(OptionsTest, OneSentenceOnTheCommandLine) {
   EXPECT_EQ(error({"train", "--learning_rat", "3"}).substr(0, 43), "command line: unknown option --learning_rat");
   EXPECT_EQ(error({"train", "--n_layers=3"}), "command line: unknown option --n_layers: did you mean --n_layer?");
   EXPECT_EQ(error({"train", "--top_k", "3"}), "command line: --top_k is no option of onescale train: leave it out");
-  EXPECT_EQ(error({"train", "--steps", "1e3"}), "command line: steps is '1e3': give a whole number >= 1, such as 1000");
+  EXPECT_EQ(error({"train", "--steps", "1e3"}),
+            "command line: steps is '1e3': give a whole number >= 1 and <= 1e+12, such as 1000");
   EXPECT_EQ(error({"train", "--steps", "99999999999999999999"}),
-            "command line: steps is '99999999999999999999': give a whole number >= 1, such as 1000");
+            "command line: steps is '99999999999999999999': give a whole number >= 1 and <= 1e+12, such as 1000");
   EXPECT_EQ(error({"train", "--lr", "fast"}), "command line: lr is 'fast': give a number >= 0, such as 3e-04");
   EXPECT_EQ(error({"train", "--lr", "-1"}), "command line: lr is '-1': give a number >= 0, such as 3e-04");
   EXPECT_EQ(error({"train", "--lr", "nan"}), "command line: lr is 'nan': give a number >= 0, such as 3e-04");
@@ -206,13 +210,14 @@ TEST_F(OptionsTest, OneSentenceOnTheCommandLine) {
 
 TEST_F(OptionsTest, OneSentenceWithFileAndLine) {
   EXPECT_EQ(file_error("lr = 1\n\nn_layr = 3\n"), "c.toml:3: unknown option 'n_layr': did you mean n_layer?");
-  EXPECT_EQ(file_error("steps = 1.5\n"), "c.toml:1: steps is '1.5': give a whole number >= 1, such as 1000");
+  EXPECT_EQ(file_error("steps = 1.5\n"),
+            "c.toml:1: steps is '1.5': give a whole number >= 1 and <= 1e+12, such as 1000");
   EXPECT_EQ(file_error("lr = \"1\"\n"), "c.toml:1: lr is \"1\": write the value without quotes");
   EXPECT_EQ(file_error("optimizer = adamw\n"), "c.toml:1: optimizer is adamw: a text needs quotes around it");
   EXPECT_EQ(file_error("lr = 1\nseed = 2\nlr = 3\n"), "c.toml:3: lr is set in line 1 already: keep one of them");
   EXPECT_EQ(file_error("[train]\nlr = 3\n"),
             "c.toml:1: [train] begins a section, but options are flat: remove the line");
-  EXPECT_EQ(file_error("top_k = x\n"), "c.toml:1: top_k is 'x': give a whole number >= 0, such as 0");
+  EXPECT_EQ(file_error("top_k = x\n"), "c.toml:1: top_k is 'x': give a whole number >= 0 and <= 1e+12, such as 0");
   EXPECT_EQ(file_error("lr = 1, 2\n"), "c.toml:1: lr has 2 values: give a number >= 0");
   EXPECT_EQ(file_error("lr 3\n"), "c.toml:1: 'lr 3' is not of the form name = value: correct it");
   EXPECT_EQ(file_error("lr =\n"), "c.toml:1: 'lr =' is not of the form name = value: correct it");
@@ -267,6 +272,26 @@ TEST_F(OptionsTest, ListsChanges) {
   EXPECT_TRUE(changes[0].fixed);
   EXPECT_EQ(changes[1].name, "lr");
   EXPECT_FALSE(changes[1].fixed);
+}
+
+TEST_F(OptionsTest, TwoWaysToWriteADirectoryAreNoChange) {
+  const Flat before = flat(train({"--data", "X"}));
+  for (const char* same : {"X/", "./X", "X//.", "Y/../X/"})
+    EXPECT_TRUE(changed(before, flat(train({"--data", same}))).empty());
+  ASSERT_EQ(changed(before, flat(train({"--data", "/X"}))).size(), 1u);
+  EXPECT_EQ(changed(before, flat(train({"--data", "X", "--sample_prompt", "./a"}))).size(), 1u);
+}
+
+// A product of two options fits in 64 bits.
+TEST_F(OptionsTest, AbsurdNumbersAreRefused) {
+  const std::string many = "9000000000000000000";
+  EXPECT_EQ(error({"generate", "--model", "m", "--max_new_tokens", many}),
+            "command line: max_new_tokens is '" + many + "': give a whole number >= 1 and <= 1e+12, such as 128");
+  for (const Option& option : option_table()) {
+    if (!option.is<std::int64_t>() || std::string(option.name) == "seed") continue;
+    Options options;
+    EXPECT_THROW(set_option(options, option, {many}, "x"), UsageError) << option.name;
+  }
 }
 
 }  // namespace

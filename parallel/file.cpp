@@ -1,0 +1,143 @@
+#include "parallel/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+namespace onescale {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t largest_call = 1 << 30;  // one read or write moves less than 2 GiB
+
+// A name beside `path` that nothing has, so that no file of the user's is touched.
+std::string free_name(const std::string& path) {
+  std::error_code ignored;
+  for (int i = 0;; ++i) {
+    std::string name = str(path, ".partial-", ::getpid(), "-", i);
+    if (!fs::exists(fs::symlink_status(name, ignored))) return name;
+  }
+}
+
+}  // namespace
+
+File::File(const std::string& path, const std::string& written, int flags)
+    : path_(path), written_(written), descriptor_(::open(written.c_str(), flags | O_CLOEXEC, 0666)) {
+  check_contents(descriptor_ >= 0 || errno != ENOENT || (flags & O_CREAT) != 0, path,
+                 ": there is no such file; check the path");
+  if (descriptor_ < 0) fail("cannot be opened");
+}
+
+File::File(File&& other) noexcept
+    : path_(std::move(other.path_)),
+      written_(std::move(other.written_)),
+      descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+File::~File() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  if (written_ != path_) ::unlink(written_.c_str());
+}
+
+File File::open(const std::string& path) {
+  return {path, path, O_RDONLY};
+}
+
+File File::create(const std::string& path) {
+  struct stat status {};
+  const bool direct = lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode);
+  return direct ? File(path, path, O_WRONLY | O_TRUNC) : File(path, free_name(path), O_WRONLY | O_CREAT | O_EXCL);
+}
+
+void File::fail(const std::string& what) const {
+  const char* fix =
+      errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free some space" : "check the path and its rights";
+  throw UnreadableFile(str(path_, ": ", what, ": ", std::strerror(errno), "; ", fix));
+}
+
+std::int64_t File::size() const {
+  struct stat status {};
+  if (fstat(descriptor_, &status) != 0) fail("cannot be examined");
+  check_contents(S_ISREG(status.st_mode), path_, ": is not a file; check the path");
+  return status.st_size;
+}
+
+void File::read(void* out, std::int64_t bytes, std::int64_t offset) const {
+  auto* p = static_cast<char*>(out);
+  while (bytes > 0) {
+    const ssize_t n = pread(descriptor_, p, static_cast<std::size_t>(std::min(bytes, largest_call)), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(str("cannot read ", bytes, " bytes at ", offset));
+    check_contents(n > 0, path_, ": ends at byte ", offset, ", ", bytes, " bytes early; it is truncated");
+    p += n, offset += n, bytes -= n;
+  }
+}
+
+void File::write(const void* data, std::int64_t bytes, std::int64_t offset) {
+  const auto* p = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const auto most = static_cast<std::size_t>(std::min(bytes, largest_call));
+    const ssize_t n = offset < 0 ? ::write(descriptor_, p, most) : ::pwrite(descriptor_, p, most, offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(str("cannot write ", bytes, " more bytes"));
+    p += n, bytes -= n;
+    if (offset >= 0) offset += n;
+  }
+}
+
+void File::close() {
+  const bool synced = fsync(descriptor_) == 0 || errno == EINVAL;  // a device or a pipe knows no disk
+  if (!synced || (written_ != path_ && std::rename(written_.c_str(), path_.c_str()) != 0)) fail("cannot be written");
+  if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot be written");
+}
+
+NewDirectory::NewDirectory(const std::string& target) : target_(plain_path(target)), path_(free_name(target_)) {
+  std::error_code error;
+  fs::create_directories(path_, error);
+  check(!error, target_, ": the directory cannot be made (", error.message(), "); give a place that can be written");
+}
+
+NewDirectory::~NewDirectory() {
+  std::error_code ignored;
+  if (path_ != target_) fs::remove_all(path_, ignored);
+}
+
+void NewDirectory::publish() {
+  sync_directory(path_);
+  std::error_code error;
+  fs::rename(path_, target_, error);
+  check(!error, target_, ": the finished directory cannot take this name (", error.message(), "); give a free one");
+  path_ = target_;
+  sync_directory(fs::absolute(target_).parent_path().string());
+}
+
+std::string read_text(const std::string& path) {
+  const File file = File::open(path);
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  file.read(text.data(), static_cast<std::int64_t>(text.size()), 0);
+  return text;
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  File file = File::create(path);
+  file.write(text.data(), static_cast<std::int64_t>(text.size()));
+  file.close();
+}
+
+void sync_directory(const std::string& path) {
+  File::open(path).close();
+}
+
+std::string plain_path(const std::string& path) {
+  const fs::path plain = fs::path(path).lexically_normal();
+  return (plain.has_filename() || plain == plain.root_path() ? plain : plain.parent_path()).string();
+}
+
+}  // namespace onescale
