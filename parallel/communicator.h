@@ -26,6 +26,7 @@ class Transfer {
 struct Traffic {
   struct Count {
     std::int64_t calls = 0, bytes = 0;
+    double seconds = 0;  // of waiting
     bool operator==(const Count&) const = default;
   };
   std::map<std::string, Count> operations;
@@ -70,7 +71,7 @@ class Communicator {
 
   // The group of these ranks of this one, ascending, which include rank(). Every member calls it, no other does.
   virtual std::unique_ptr<Communicator> split(const std::vector<int>& members, const std::string& name) = 0;
-  // Lets started transfers go on; called between products.
+  // Lets started transfers go on, of this group and of those that it was split from or into.
   virtual void progress() {}
 
   // Called with the operation, start and end of each wait, in seconds of the steady clock; empty ends it.

@@ -35,8 +35,4 @@ std::unique_ptr<Mesh> Mesh::recording(const Layout& layout) {
   return std::make_unique<Mesh>(make_recording_communicator("world", layout.rank, layout.world()), layout);
 }
 
-void Mesh::progress() {
-  for (Communicator* group : groups()) group->progress();
-}
-
 }  // namespace onescale

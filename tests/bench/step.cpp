@@ -1,6 +1,7 @@
 // Times the trainer's own step on one random batch and prints one JSON line; with --profile 1 also a table of the
 // operations on stderr: the share of each in the step, and how near it is to what bounds it, its arithmetic or its
-// memory traffic. Arguments are pairs of --name and an integer: the names of `sizes` below.
+// memory traffic. Under mpirun the rows are shared by all ranks, and one more table shows the collectives. Arguments
+// are pairs of --name and an integer: the names of `sizes` below.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 
 #include "kernels/error.h"
 #include "parallel/json.h"
+#include "parallel/launch.h"
+#include "train/layout_check.h"
 #include "train/session.h"
 
 namespace {
@@ -20,15 +23,17 @@ using namespace onescale;
 using Sizes = std::map<std::string, std::int64_t>;
 
 Sizes parse_sizes(int argc, char** argv) {
-  Sizes sizes = {{"vocab_size", 50304}, {"n_layer", 12}, {"n_head", 12},     {"n_embd", 768},  {"multi_query", 1},
-                 {"seq_len", 256},      {"rows", 4},     {"micro_batch", 0}, {"steps", 5},     {"warmup", 2},
-                 {"threads", 0},        {"profile", 0},  {"bfloat16", 0},    {"recompute", 0}, {"ignored", 0}};
+  Sizes sizes = {
+      {"vocab_size", 50304}, {"n_layer", 12},    {"n_head", 12},  {"n_embd", 768}, {"multi_query", 1}, {"seq_len", 256},
+      {"rows", 4},           {"micro_batch", 0}, {"steps", 5},    {"warmup", 2},   {"threads", 0},     {"profile", 0},
+      {"bfloat16", 0},       {"recompute", 0},   {"ignored", 0},  {"sp", 1},       {"tp", 1},          {"zero", 0},
+      {"reduction", 0},      {"bucket_mb", 16},  {"gather_kv", 0}};
   for (int i = 1; i < argc; i += 2) {
     const std::string name = std::string(argv[i]).substr(std::min<std::size_t>(2, std::string(argv[i]).size()));
     check_usage(sizes.contains(name) && i + 1 < argc, argv[i], " is no argument of step_bench, or has no value");
     sizes[name] = std::stoll(argv[i + 1]);
   }
-  if (sizes["micro_batch"] == 0) sizes["micro_batch"] = sizes["rows"];
+
   return sizes;
 }
 
@@ -57,7 +62,22 @@ void print_profile(Device& device, std::int64_t steps) {
                bounds * to_ms, bounds / total);
 }
 
-int run(int argc, char** argv) {
+// Calls, bytes and seconds of waiting a step, by group and operation.
+void print_traffic(Mesh& mesh, std::int64_t steps) {
+  std::fprintf(stderr, "%-8s %-16s %7s %9s %9s %12s\n", "group", "collective", "calls", "MB sent", "wait ms",
+               "ms a call");
+  const auto n = static_cast<double>(steps);
+  for (const Communicator* group : mesh.groups()) {
+    for (const auto& [name, count] : group->traffic().operations) {
+      if (group->size() == 1) continue;
+      const auto calls = static_cast<double>(count.calls);
+      std::fprintf(stderr, "%-8s %-16s %7.1f %9.2f %9.3f %12.4f\n", group->name().c_str(), name.c_str(), calls / n,
+                   static_cast<double>(count.bytes) / 1e6 / n, count.seconds * 1e3 / n, count.seconds * 1e3 / calls);
+    }
+  }
+}
+
+int run(int argc, char** argv, World& world) {
   Sizes sizes = parse_sizes(argc, argv);
   const std::int64_t rows = sizes["rows"], T = sizes["seq_len"], steps = sizes["steps"];
   ModelConfig config;
@@ -73,17 +93,26 @@ int run(int argc, char** argv) {
   check_config(config, "step_bench");
   Options options;
   options.threads = sizes["threads"];
-  options.micro_batch = sizes["micro_batch"];
   options.dtype = sizes["bfloat16"] != 0 ? "bfloat16" : "float32";
   options.recompute = std::vector{"none", "light", "block"}.at(static_cast<std::size_t>(sizes["recompute"]));
-  const StepSettings settings = step_settings(options, T);
+  options.sp = sizes["sp"], options.tp = sizes["tp"], options.zero = sizes["zero"];
+  options.sp_mode = sizes["gather_kv"] != 0 ? "gather_kv" : "ulysses";
+  options.reduction =
+      std::vector{"ordered", "reduce_scatter", "all_reduce"}.at(static_cast<std::size_t>(sizes["reduction"]));
+  options.bucket_mb = static_cast<double>(sizes["bucket_mb"]);
+  StepSettings settings = step_settings(options, T);
 
-  const auto mesh = Mesh::single();
-  const auto device = planned_device(options, mesh->layout, [&](Device& dry, Mesh& groups) {
+  Communicator& all = world.communicator();
+  const Layout layout = make_layout(all.size(), all.rank(), static_cast<int>(options.sp), static_cast<int>(options.tp));
+  settings.micro_batch = sizes["micro_batch"] > 0 ? sizes["micro_batch"] : std::max<std::int64_t>(1, rows / layout.dp);
+  check_layout(config, T, layout, options.sp_mode);
+  check_batch(rows, settings.micro_batch, layout);
+  const auto device = planned_device(options, layout, [&](Device& dry, Mesh& groups) {
     ModelWeights weights(dry, groups, config, settings.zero);
-    Step(weights, settings).run_empty();
+    Step(weights, settings).run_empty(rows / layout.dp / settings.micro_batch);
   });
-  ModelWeights weights(*device, *mesh, config, settings.zero);
+  Mesh mesh(all, layout);
+  ModelWeights weights(*device, mesh, config, settings.zero);
   weights.initialise(1);
   Step step(weights, settings);
 
@@ -107,9 +136,13 @@ int run(int argc, char** argv) {
   double best = 1e9, first = 0, last = 0;
   std::vector<double> seconds;
   for (std::int64_t i = -sizes["warmup"]; i < steps; ++i) {
-    if (i == 0) device->reset_work(sizes["profile"] != 0);
+    if (i == 0) {
+      device->reset_work(sizes["profile"] != 0);
+      for (Communicator* group : mesh.groups()) group->reset_traffic();
+    }
     const auto start = std::chrono::steady_clock::now();
-    last = step.run({ids.data(), labels.data(), rows}, 1, i, 3e-4).loss;
+    const std::int64_t share = rows / layout.dp, at = layout.dp_rank() * share * T;
+    last = step.run({ids.data() + at, labels.data() + at, share}, 1, i, 3e-4).loss;
     const double time = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (i == -sizes["warmup"]) first = last;
     if (i >= 0) seconds.push_back(time);
@@ -128,18 +161,19 @@ int run(int argc, char** argv) {
   out.set("loss_first", first);
   out.set("loss_last", last);
   out.set("parameters", config.parameters());
+  if (all.rank() != 0) return 0;
   std::printf("%s\n", out.dump().c_str());
   if (sizes["profile"] != 0) print_profile(*device, steps);
+  if (sizes["profile"] != 0 && all.size() > 1) print_traffic(mesh, steps);
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  World world;
+  return world.run([&] {
+    world.open();
+    return run(argc, argv, world);
+  });
 }
