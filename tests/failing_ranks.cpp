@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
       if (way == "requeue") usleep(300'000);
       if (way == "apart") all.exchange(1);
     }
-    if (way == "one" || way == "kill") world.set_timeout(60);
+    if (way == "one" || way == "kill" || way == "requeue") world.set_timeout(60);
     if (way != "requeue") all.barrier();
     return way == "requeue" ? 75 : 0;
   });

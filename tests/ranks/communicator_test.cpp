@@ -226,6 +226,38 @@ TEST(Ranks, TransfersUnderWayAtOnceDoNotMix) {
   }
 }
 
+// 2^31 + 9 elements, 4 GiB in bfloat16: counts and offsets that 32 bits do not hold.
+TEST(RanksSlow, CountsBeyond32Bits) {
+  const std::int64_t n = (std::int64_t{1} << 31) + 9;
+  std::vector<bf16> memory(static_cast<std::size_t>(n));
+  const Tensor x(memory.data(), DType::bfloat16, {n});
+  const auto expect = [&](std::int64_t begin, std::int64_t end, int base, int factor) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      ASSERT_EQ(cpu::to_float(memory[static_cast<std::size_t>(i)]), static_cast<float>(base + factor * (i % 13))) << i;
+    }
+  };
+  const int R = all().size(), me = all().rank();
+  for (std::int64_t i = 0; i < n; ++i) {
+    cpu::put(memory[static_cast<std::size_t>(i)], static_cast<float>(me + i % 13));
+  }
+  all().all_reduce(x)->wait();
+  expect(0, n, R * (R - 1) / 2, R);
+
+  const std::int64_t large = n - 4 * (R - 1);  // of rank 0, and 4 of each other
+  std::vector<Tensor> pieces = {x.slice(0, 0, large)};
+  for (int r = 1; r < R; ++r) pieces.push_back(x.slice(0, large + 4 * (r - 1), large + 4 * r));
+  const Tensor mine = pieces[at(me)];
+  for (std::int64_t i = 0; i < n; ++i) cpu::put(memory[static_cast<std::size_t>(i)], -1);
+  for (std::int64_t i = 0; i < mine.numel(); ++i) cpu::put(mine.as<bf16>()[i], static_cast<float>(100 * me + i % 13));
+  all().all_gather(pieces, mine)->wait();
+  expect(0, large, 0, 1);
+  for (int r = 1; r < R; ++r) {
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(cpu::to_float(pieces[at(r)].as<bf16>()[i]), static_cast<float>(100 * r + i));
+    }
+  }
+}
+
 TEST(Ranks, SameOnAll) {
   ranks().check_same("the options", "lr = 1\nseed = 2\n");
   EXPECT_EQ(sentence([&] {
