@@ -97,6 +97,13 @@ void World::open(std::int64_t largest_message) {
               "; start the ranks with srun --mpi=pmix, or with the mpirun of the MPI that onescale is built with");
 }
 
+void World::stay_alone(const std::string& program) {
+  launch_ = find_launch([](const char* name) { return std::getenv(name); });  // NOLINT(concurrency-mt-unsafe)
+  check_usage(launch_.world <= 1 && launch_.rank == 0, program, " runs as one process, but ", launch_.source,
+              " started several; start it without the launcher");
+  launch_ = {};
+}
+
 Communicator& World::communicator() {
   return mpi_ ? mpi_->communicator() : *single_;
 }

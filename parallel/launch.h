@@ -40,6 +40,9 @@ class World {
   // largest_message: in bytes, of what MPI is given at once.
   void open(std::int64_t largest_message = std::int64_t{1} << 30);
 
+  // Called instead by a program that is one process: throws UsageError where a launcher has started several.
+  void stay_alone(const std::string& program);
+
   const Launch& launch() const { return launch_; }
   int rank() const { return launch_.rank; }
   Communicator& communicator();

@@ -19,6 +19,8 @@ int main(int argc, char** argv) {
     const auto on_ranks = commands_on_ranks.find(argc > 1 ? argv[1] : "");
     if (on_ranks != commands_on_ranks.end()) world.open();
     const Parsed parsed = parse(argc, argv);
+    if (on_ranks == commands_on_ranks.end() && parsed.text.empty())
+      world.stay_alone("onescale " + parsed.options.command);
     if (!parsed.text.empty()) {
       if (world.rank() == 0) std::fputs(parsed.text.c_str(), parsed.exit_code == 0 ? stdout : stderr);
       return parsed.exit_code;
