@@ -13,16 +13,11 @@ std::uint64_t below(std::uint64_t n, std::uint32_t low, std::uint32_t high) {
   return static_cast<std::uint64_t>(static_cast<unsigned __int128>(word) * n >> 64);
 }
 
-bool happens(double rate, std::uint32_t word) {
-  return static_cast<double>(word) < rate * 4294967296.0;
-}
-
 // The nearest position at or before `cut` that is not inside a UTF-8 character: at most three continuation bytes are
 // stepped over.
 std::size_t snap(std::string_view text, std::size_t cut) {
-  for (std::size_t i = cut; i < text.size() && cut - i <= 3; --i) {
+  for (std::size_t i = cut; i < text.size() && cut - i <= 3; --i) {  // below 0 is beyond the end
     if ((static_cast<std::uint8_t>(text[i]) & 0xC0) != 0x80) return i;
-    if (i == 0) break;
   }
   return cut;
 }
@@ -37,21 +32,14 @@ Philox document_draw(std::uint64_t seed, std::int64_t document, DocumentDraw wha
 }
 
 FimParts fim_split(std::string_view text, const FimRates& rates, std::uint64_t seed, std::int64_t document) {
-  FimParts parts;
   const Philox mode = document_draw(seed, document, DocumentDraw::mode);
-  if (!happens(rates.fim, mode[0])) {
-    parts.prefix = text;
-    return parts;
-  }
-  parts.mode = happens(rates.spm, mode[1]) ? FimMode::spm : FimMode::psm;
+  if (!happens(rates.fim, mode[0])) return {FimMode::none, text, {}, {}};
   const Philox draw = document_draw(seed, document, DocumentDraw::cuts);
   std::size_t a = snap(text, below(text.size() + 1, draw[0], draw[1]));
   std::size_t b = snap(text, below(text.size() + 1, draw[2], draw[3]));
   if (a > b) std::swap(a, b);
-  parts.prefix = text.substr(0, a);
-  parts.middle = text.substr(a, b - a);
-  parts.suffix = text.substr(b);
-  return parts;
+  return {happens(rates.spm, mode[1]) ? FimMode::spm : FimMode::psm, text.substr(0, a), text.substr(a, b - a),
+          text.substr(b)};
 }
 
 std::vector<FimSegment> fim_segments(const FimParts& parts, const Tokenizer& tokenizer) {

@@ -14,6 +14,10 @@ namespace onescale {
 // Draws for document number `document` are philox({document low word, high word, what, Site::fim}, seed).
 enum class DocumentDraw : std::uint32_t { mode = 0, cuts = 1, split = 2 };
 Philox document_draw(std::uint64_t seed, std::int64_t document, DocumentDraw what);
+// Whether a word of a draw falls to an event of this probability.
+inline bool happens(double rate, std::uint32_t word) {
+  return static_cast<double>(word) < rate * 4294967296.0;
+}
 
 struct FimRates {
   double fim = 0.5;  // documents that are transformed

@@ -88,11 +88,11 @@ constexpr std::size_t task_bytes = 64 << 10;  // long documents are encoded in s
 template <class Work>
 void parallel_for(std::size_t n, int threads, const Work& work) {
   std::atomic<std::size_t> next{0};
-  std::vector<std::future<void>> workers;
-  for (int t = 0; t < threads; ++t) {
-    workers.push_back(std::async(std::launch::async, [&] {
+  std::vector<std::future<void>> workers(static_cast<std::size_t>(threads));
+  for (std::future<void>& worker : workers) {
+    worker = std::async(std::launch::async, [&] {
       for (std::size_t i; (i = next.fetch_add(1)) < n;) work(i);
-    }));
+    });
   }
   for (std::future<void>& worker : workers) worker.get();
 }
@@ -139,12 +139,8 @@ struct Split {
   }
 };
 
-bool below(std::uint32_t word, double share) {
-  return static_cast<double>(word) < share * 4294967296.0;
-}
-
 bool is_validation(const PrepareOptions& options, std::int64_t number) {
-  return below(document_draw(options.seed, number, DocumentDraw::split)[0], options.validation_share);
+  return happens(options.validation_share, document_draw(options.seed, number, DocumentDraw::split)[0]);
 }
 
 // A stretch of a document: a special id, or text that becomes ids.
@@ -188,9 +184,8 @@ std::string train_tokenizer(const PrepareOptions& options, Documents& documents)
   const Pass reading("reading words", options, documents);
   Document document;
   for (std::int64_t number = 0; documents.next(document); ++number) {
-    if (is_validation(options, number) || !below(document_draw(options.seed, number, DocumentDraw::split)[1], share))
-      continue;
-    words.add(document.text);
+    const Philox draw = document_draw(options.seed, number, DocumentDraw::split);
+    if (!is_validation(options, number) && happens(share, draw[1])) words.add(document.text);
     reading.report(0);
   }
   check(words.bytes() > 0, "All documents fell to validation: lower val_share, change seed or add documents.");

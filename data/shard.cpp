@@ -30,10 +30,9 @@ std::string beside(const std::string& path, const char* extension) {
   return path.substr(0, path.size() - (path.ends_with(".bin") ? 4 : 0)) + extension;
 }
 
-void write_file(const std::string& path, const void* data, std::size_t bytes) {
-  File file = File::create(path);
-  file.write(data, static_cast<std::int64_t>(bytes));
-  file.close();
+template <class T>
+std::string_view bytes_of(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
 // Of the whole when that is small, else of stretches from its beginning to its end.
@@ -87,9 +86,9 @@ void ShardWriter::finish() {
   header[16] = largest_;
   if (!mask_.empty()) {
     mask_.resize(static_cast<std::size_t>((tokens_ + 7) / 8));
-    write_file(beside(file_.path(), ".mask"), mask_.data(), mask_.size());
+    write_text(beside(file_.path(), ".mask"), bytes_of(mask_));
   }
-  write_file(beside(file_.path(), ".docs"), ends_.data(), ends_.size() * sizeof ends_[0]);
+  write_text(beside(file_.path(), ".docs"), bytes_of(ends_));
   file_.write(header.data(), header_bytes, 0);
   file_.close();
 }

@@ -21,11 +21,11 @@ inline std::uint16_t half_of_float(float value) {
   std::uint32_t half = 0x7c00;   // infinity, for 2^16 and above
   if (magnitude > 0x7f800000) {  // NaN
     half = 0x7e00 | (magnitude >> 13 & 0x3ff);
-  } else if (magnitude <
-             0x38800000) {  // below 2^-14: adding 0.5, whose last bit is worth 2^-24, rounds to the multiple of it
+  } else if (magnitude < 0x38800000) {
+    // Below 2^-14: adding 0.5, whose last bit is worth 2^-24, rounds to the multiple of it.
     half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
-  } else if (magnitude <
-             0x47800000) {  // a carry out of the fraction goes into the exponent, up to infinity, as it should
+  } else if (magnitude < 0x47800000) {
+    // A carry out of the fraction goes into the exponent, up to infinity, as it should.
     half = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
   }
   return static_cast<std::uint16_t>(sign | half);

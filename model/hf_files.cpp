@@ -56,7 +56,7 @@ SafetensorsSet::SafetensorsSet(const std::string& dir, const std::string& stem) 
     for (const std::string& tensor : map.keys()) {
       const std::string name = map.at(tensor).string();
       check_contents(!name.empty() && name.find('/') == std::string::npos, index, ": tensor ", tensor,
-                     " is said to be in \"", name, "\", which is no file name of its directory");
+                     " is said to be in \"", name, "\", which is no file name of its directory; write the index anew");
       names.insert(name);
     }
   } else {

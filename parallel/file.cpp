@@ -53,7 +53,7 @@ File File::open(const std::string& path) {
 File File::create(const std::string& path) {
   struct stat status {};
   const bool direct = lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode);
-  return direct ? File(path, path, O_WRONLY | O_TRUNC) : File(path, free_name(path), O_WRONLY | O_CREAT | O_EXCL);
+  return {path, direct ? path : free_name(path), O_WRONLY | O_CREAT | (direct ? O_TRUNC : O_EXCL)};
 }
 
 void File::fail(const std::string& what) const {
@@ -121,13 +121,13 @@ void NewDirectory::publish() {
 std::string read_text(const std::string& path) {
   const File file = File::open(path);
   std::string text(static_cast<std::size_t>(file.size()), '\0');
-  file.read(text.data(), static_cast<std::int64_t>(text.size()), 0);
+  file.read(text.data(), std::ssize(text), 0);
   return text;
 }
 
-void write_text(const std::string& path, const std::string& text) {
+void write_text(const std::string& path, std::string_view text) {
   File file = File::create(path);
-  file.write(text.data(), static_cast<std::int64_t>(text.size()));
+  file.write(text.data(), std::ssize(text));
   file.close();
 }
 

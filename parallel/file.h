@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "kernels/error.h"
 
@@ -64,8 +65,8 @@ class NewDirectory {
 };
 
 std::string read_text(const std::string& path);
-void write_text(const std::string& path, const std::string& text);  // and waits until it is on the disk
-void sync_directory(const std::string& path);                       // the names in it are on the disk
+void write_text(const std::string& path, std::string_view text);  // and waits until it is on the disk
+void sync_directory(const std::string& path);                     // the names in it are on the disk
 // The path without "." and a "/" at its end.
 std::string plain_path(const std::string& path);
 

@@ -19,14 +19,6 @@ namespace {
 
 using List = std::vector<std::string>;
 
-bool is_choice(const std::string& choices, const std::string& text) {
-  std::istringstream in(choices);
-  for (std::string choice; std::getline(in, choice, '|');) {
-    if (choice == text) return true;
-  }
-  return choices.empty();
-}
-
 // Each reads one text into a member; false: it is none of the option's values.
 template <class T>
 bool read(T& value, std::string text, const Option& option) {
@@ -42,7 +34,8 @@ bool read(bool& value, const std::string& text, const Option&) {
 }
 bool read(std::string& value, const std::string& text, const Option& option) {
   value = text;
-  return is_choice(option.choices, text);
+  const bool one = text.find('|') == std::string::npos;
+  return !*option.choices || (one && str("|", option.choices, "|").find("|" + text + "|") != std::string::npos);
 }
 
 // Each is the text of a value, as typed or as in TOML.

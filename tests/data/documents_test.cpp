@@ -71,8 +71,8 @@ TEST(Documents, BadInputIsOneSentence) {
     write_bytes(dir / "d.jsonl", lines);
     return sentence_of([&] { all(Documents({dir / "d.jsonl"}, {})); });
   };
-  expect_contains(read("{\"text\": \"a\"}\n{\"text\": \"b\n"), {"d.jsonl line 2"});
-  expect_contains(read("{\"text\": \"a\"}\n\n{\"txt\": \"b\"}\n"), {"d.jsonl line 3", "\"text\""});
+  expect_contains(read("{\"text\": \"a\"}\n{\"text\": \"b\n"), {"d.jsonl line 2", "correct it"});
+  expect_contains(read("{\"text\": \"a\"}\n\n{\"txt\": \"b\"}\n"), {"d.jsonl line 3", "\"text\"", "correct the line"});
   expect_contains(read("{\"prompt\": \"a\"}\n"), {"d.jsonl line 1", "\"completion\""});
   expect_contains(read("[1]\n"), {"d.jsonl line 1"});
   expect_contains(read("{\"text\": 5}\n"), {"d.jsonl line 1", "text"});

@@ -137,6 +137,7 @@ TEST(Safetensors, RefusesDamagedFiles) {
     const std::string said = sentence([&] { SafetensorsFile file(path); });
     EXPECT_NE(said.find(c.expected), std::string::npos) << c.header << "\n" << said;
     EXPECT_NE(said.find(path), std::string::npos) << said;
+    EXPECT_TRUE(said.ends_with("; copy or write the file anew")) << said;
     EXPECT_THROW(SafetensorsFile{path}, DamagedFile) << c.header;
   }
   write_raw(path, two + "8,12]}}", 12);
@@ -183,6 +184,7 @@ TEST(Safetensors, RefusesWrongUse) {
   writer.write(values.data(), 2);
   EXPECT_NE(sentence([&] { writer.write(values.data(), 1); }).find("float values were given for i"), std::string::npos);
   EXPECT_NE(sentence([&] { writer.close(); }).find("tensor i I64 [1] was not written to its end"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(path));  // not before it is whole
   writer.write_bytes(values.data(), 8);
   EXPECT_NE(sentence([&] { writer.write(values.data(), 1); }), "");
   writer.close();
