@@ -15,5 +15,6 @@ int generate_command(const Options& options);
 int export_command(const Options& options);
 int plan_command(const Options& options);
 int gradients_command(const Options& options, World& world);
+int verify_command(const Options& options, World& world);
 
 }  // namespace onescale

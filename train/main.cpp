@@ -12,8 +12,8 @@ int main(int argc, char** argv) {
                                                                    {"generate", generate_command},
                                                                    {"export", export_command},
                                                                    {"plan", plan_command}};
-  const std::map<std::string, int (*)(const Options&, World&)> commands_on_ranks = {{"train", train_command},
-                                                                                    {"gradients", gradients_command}};
+  const std::map<std::string, int (*)(const Options&, World&)> commands_on_ranks = {
+      {"train", train_command}, {"gradients", gradients_command}, {"verify", verify_command}};
   World world;
   return world.run([&] {
     const auto on_ranks = commands_on_ranks.find(argc > 1 ? argv[1] : "");
