@@ -2,6 +2,7 @@
 // run at once, on as many groups as there are room for. grid: the combinations alone; stop: end at the first
 // difference.
 #include <cstring>
+#include <numeric>
 
 #include "parallel/launch.h"
 #include "tests/parity/jobs.h"
@@ -18,8 +19,8 @@ void run_all(Communicator& world, const Jobs& jobs, Report& report) {
       if (job.ranks == ranks && count++ % groups == at) mine.push_back(&job);
     }
     if (mine.empty()) continue;
-    std::vector<int> members;
-    for (int r = 0; r < ranks; ++r) members.push_back(at * ranks + r);
+    std::vector<int> members(static_cast<std::size_t>(ranks));
+    std::iota(members.begin(), members.end(), at * ranks);
     const std::unique_ptr<Communicator> group =
         ranks == 1 ? make_single_communicator("world") : world.split(members, "world");
     for (const Job* job : mine) job->run(*group, report);
