@@ -1,0 +1,66 @@
+// parity_test [slow|grid] [stop]: the trainer on many layouts, set beside one process. All jobs of one number of ranks
+// run at once, on as many groups as there are room for. grid: the combinations alone; stop: end at the first
+// difference.
+#include <cstring>
+#include <numeric>
+
+#include "parallel/launch.h"
+#include "tests/parity/jobs.h"
+
+namespace onescale::parity {
+namespace {
+
+void run_all(Communicator& world, const Jobs& jobs, Report& report) {
+  for (int ranks = world.size(); ranks >= 1; --ranks) {
+    std::vector<const Job*> mine;
+    const int groups = world.size() / ranks, at = world.rank() / ranks;
+    int count = 0;
+    for (const Job& job : jobs) {
+      if (job.ranks == ranks && count++ % groups == at) mine.push_back(&job);
+    }
+    if (mine.empty()) continue;
+    std::vector<int> members(static_cast<std::size_t>(ranks));
+    std::iota(members.begin(), members.end(), at * ranks);
+    const std::unique_ptr<Communicator> group =
+        ranks == 1 ? make_single_communicator("world") : world.split(members, "world");
+    for (const Job* job : mine) job->run(*group, report);
+  }
+}
+
+}  // namespace
+}  // namespace onescale::parity
+
+int main(int argc, char** argv) {
+  using namespace onescale;
+  using namespace onescale::parity;
+  const auto given = [&](const char* word) {
+    for (int i = 1; i < argc; ++i) {
+      if (std::strcmp(argv[i], word) == 0) return true;
+    }
+    return false;
+  };
+  World world;
+  return world.run([&] {
+    world.open();
+    world.set_timeout(given("stop") ? 20 : 120);
+    Report report(given("stop"));
+    Jobs jobs;
+    add_grid(jobs, given("slow"));
+    if (!given("grid") && !given("slow")) {
+      add_golden(jobs);
+      add_bits(jobs);
+      add_odd_sizes(jobs);
+      add_broken_ranks(jobs);
+      add_long_run(jobs);
+    }
+    run_all(world.communicator(), jobs, report);
+    std::int64_t comparisons = 0, failures = 0;
+    for (const std::int64_t n : world.communicator().exchange(report.comparisons)) comparisons += n;
+    for (const std::int64_t n : world.communicator().exchange(report.failures)) failures += n;
+    if (world.rank() == 0) {
+      std::printf("parity: %zu jobs on up to %d ranks, %lld comparisons, %lld differ\n", jobs.size(),
+                  world.communicator().size(), static_cast<long long>(comparisons), static_cast<long long>(failures));
+    }
+    return failures == 0 ? 0 : 1;
+  });
+}

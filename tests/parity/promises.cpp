@@ -1,0 +1,196 @@
+// Promises beyond one step's agreement: bits, odd sizes, ranks that go wrong, many steps together.
+#include <cmath>
+#include <optional>
+
+#include "parallel/replicas.h"
+#include "tests/parity/jobs.h"
+#include "tests/parity/trial.h"
+#include "tests/train/golden.h"
+
+namespace onescale::parity {
+
+namespace {
+
+HostBatch random_batch(std::int64_t rows, std::int64_t seq_len, std::int64_t vocab, std::uint64_t key) {
+  HostBatch batch{rows, seq_len, {}, {}};
+  for (std::int64_t i = 0; i < rows * seq_len; ++i) {
+    const Philox words = philox({static_cast<std::uint32_t>(i), 0, 0, 0}, key);
+    batch.ids.push_back(static_cast<std::int32_t>(words[0] % static_cast<std::uint32_t>(vocab)));
+    // Rows differ in how much of them is ignored, from a third to almost all.
+    const bool good = words[1] % 10 < 7 - i / seq_len % 7;
+    batch.labels.push_back(good ? static_cast<std::int32_t>(words[2] % static_cast<std::uint32_t>(vocab)) : -100);
+  }
+  return batch;
+}
+
+// With the ordered reduction: all bucket sizes, stages 0 to 3 with one micro-batch, 0 and 1 and 2 and 3 with more.
+void same_bits(Communicator& group, Report& report, Path path) {
+  const Model model = small_model(path.sp_mode == SpMode::gather_kv, true, true);
+  const HostBatch batch = random_batch(8, 16, model.config.vocab_size, 1);
+  const Layout layout{path.dp, path.sp, path.tp, group.rank()};
+  Mesh mesh(group, layout);
+  struct Bits {
+    StepResult result;
+    Whole gradients;
+  };
+  std::vector<std::optional<Bits>> first(2);
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const double bucket : {0.0, 10.0, 700.0, 5000.0}) {
+      if (bucket == 10 && path.world() > 4) continue;  // thousands of collectives
+      path.stage = stage, path.bucket = bucket;
+      report.begin(str("bits ", path.text()));
+      Trial trial(mesh, model, path.settings(batch.rows, batch.seq_len));
+      const Bits bits{trial.step.gradients(batch.of_rank(layout), seed, 0), trial.gradients()};
+      std::optional<Bits>& as = first[path.micro_batches > 1 && stage >= 2 ? 1 : 0];
+      if (!as) as = bits;
+      report.expect(bits.gradients == as->gradients, "gradients have other bits");
+      report.expect(bits.result.loss == as->result.loss && bits.result.grad_norm == as->result.grad_norm,
+                    "loss or norm has other bits");
+    }
+  }
+}
+
+// One rank's copy of a weight is not finite: no rank changes its weights.
+void not_finite(Communicator& group, Report& report, const Path& path) {
+  report.begin(str("not finite ", path.text()));
+  const Model model = small_model(true, true, false);
+  const HostBatch batch = random_batch(8, 16, model.config.vocab_size, 1);
+  const Layout layout{path.dp, path.sp, path.tp, group.rank()};
+  Mesh mesh(group, layout);
+  Trial trial(mesh, model, path.settings(batch.rows, batch.seq_len));
+  if (group.rank() == group.size() - 1)
+    trial.weights.units().master(1).data.as<float>()[2] = std::numeric_limits<float>::infinity();
+  const Whole before = trial.masters();
+  const StepResult result = trial.step.run(batch.of_rank(layout), seed, 0, 0.1);
+  report.expect(result.outcome == StepResult::Outcome::not_finite, "the step was not skipped, norm ", result.grad_norm);
+  report.expect(trial.masters() == before, "weights changed");
+  report.expect(trial.step.optimizer().updates() == 0, "the step was counted");
+}
+
+void altered_replica(Communicator& group, Report& report, const Path& path) {
+  report.begin(str("replicas ", path.text()));
+  const Model model = small_model(true, true, false);
+  const HostBatch batch = random_batch(8, 16, model.config.vocab_size, 1);
+  const Layout layout{path.dp, path.sp, path.tp, group.rank()};
+  Mesh mesh(group, layout);
+  Trial trial(mesh, model, path.settings(batch.rows, batch.seq_len));
+  for (int step = 0; step < 3; ++step) trial.step.run(batch.of_rank(layout), seed, step, 0.1);
+  const auto alike = [&] {
+    try {
+      check_replicas(*trial.device, mesh, trial.weights.place(), trial.weights.units(), path.stage);
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  report.expect(alike(), "replicas differ after three steps");
+  if (group.rank() == group.size() - 1) {
+    // wpe's last element of this rank, held by all: by the whole weights in stages 0 to 2, by tp's ranks in stage 3.
+    const Placement& place = trial.weights.place();
+    const Owned owned = trial.weights.units().master(0);
+    const std::int64_t last = place.flat.offset[1] + place.table().parameters[1].numel();
+    const Tensor part = owned.part(0, last);
+    float& element = part.as<float>()[part.numel() - 1];
+    element = std::nextafter(element, 10.0f);
+  }
+  report.expect(!alike(), "an altered weight is not noticed");
+}
+
+// Accumulation, dropout, recomputation, uneven labels, AdamW and clipping together.
+void long_run(Communicator& group, Report& report, const Path& path) {
+  report.begin(str("20 steps ", path.text()));
+  const Model model = small_model(true, true, true);
+  StepSettings settings = path.settings(16, 16), alone = Path{}.settings(16, 16);
+  for (StepSettings* s : {&settings, &alone}) s->optimizer = {true, 0.9f, 0.95f, 1e-8f, 0.1f}, s->clip_norm = 0.5;
+  const Layout layout{path.dp, path.sp, path.tp, group.rank()};
+  Mesh mesh(group, layout);
+  Trial trial(mesh, model, settings);
+  const std::unique_ptr<Mesh> single = Mesh::single();
+  std::optional<Trial> one;
+  if (group.rank() == 0) one.emplace(*single, model, alone);
+  for (std::int64_t step = 0; step < 20; ++step) {
+    const HostBatch batch = random_batch(16, 16, model.config.vocab_size, static_cast<std::uint64_t>(step));
+    const StepResult got = trial.step.run(batch.of_rank(layout), seed, step, 1e-3);
+    if (!one) continue;
+    const StepResult want = one->step.run({batch.ids.data(), batch.labels.data(), batch.rows}, seed, step, 1e-3);
+    report.expect(got.good_tokens == want.good_tokens, "N of step ", step);
+    report.expect(near(got.loss, want.loss, 1e-5), "loss of step ", step, " ", got.loss, ", not ", want.loss);
+    report.expect(near(got.grad_norm, want.grad_norm, 1e-4), "norm of step ", step, " ", got.grad_norm, ", not ",
+                  want.grad_norm);
+    report.expect(near(got.clip_coef, want.clip_coef, 1e-4), "coefficient of step ", step);
+  }
+  const Whole got = trial.masters();
+  if (!one) return;
+  const Whole want = one->masters();
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const std::string& name = trial.weights.table().parameters[i].name;
+    std::vector<double> x = widened(got[i]), ref = widened(want[i]);
+    clear_key_bias(model.config, name, x);
+    clear_key_bias(model.config, name, ref);
+    const Difference d = difference(std::vector<float>(x.begin(), x.end()), ref);
+    // Adam divides by the root of the second moment: elements with small gradients amplify rounding.
+    report.expect(d.relative_l2 < 1e-4, name, " after 20 steps differs by ", d.relative_l2);
+  }
+}
+
+Path with(int dp, int sp, int tp, int stage, std::int64_t micro_batches = 1, SpMode mode = SpMode::ulysses) {
+  Path p;
+  p.dp = dp, p.sp = sp, p.tp = tp, p.stage = stage, p.micro_batches = micro_batches, p.sp_mode = mode;
+  return p;
+}
+
+void add(Jobs& jobs, void (*run)(Communicator&, Report&, const Path&), const Path& path) {
+  jobs.push_back({path.world(), [=](Communicator& group, Report& report) { run(group, report, path); }});
+}
+
+}  // namespace
+
+void add_bits(Jobs& jobs) {
+  const auto run = [](Communicator& group, Report& report, const Path& path) { same_bits(group, report, path); };
+  for (const std::int64_t micro_batches : {1, 2}) {
+    add(jobs, run, with(2, 1, 1, 0, micro_batches));
+    add(jobs, run, with(1, 2, 1, 0, micro_batches, SpMode::gather_kv));
+    add(jobs, run, with(4, 1, 1, 0, micro_batches));
+    add(jobs, run, with(2, 1, 2, 0, micro_batches, SpMode::gather_kv));
+    add(jobs, run, with(2, 2, 2, 0, micro_batches));
+  }
+}
+
+void add_odd_sizes(Jobs& jobs) {
+  const auto compare = [&](const Path& path, std::int64_t heads, std::int64_t vocab, float scale) {
+    jobs.push_back({path.world(), [=](Communicator& group, Report& report) {
+                      report.begin(str(heads, " heads, vocabulary ", vocab, " ", path.text()));
+                      const Model model = other_model(heads, vocab, scale);
+                      compare_step(group, report, model, random_batch(8, 16, vocab, 2), path, 0);
+                    }});
+  };
+  // Logits near 0, those of the padding: a padded row would add 1 to the 99 of the softmax's sum, and the maximum of
+  // many rows is negative.
+  for (const int tp : {2, 4}) compare(with(1, 1, tp, 0), 8, 99, 1e-3f);
+  compare(with(2, 1, 4, 1), 8, 99, 1e-3f);
+  compare(with(1, 1, 8, 0), 8, 3, 0.2f);  // ranks without any id
+  compare(with(1, 2, 1, 1, 1, SpMode::gather_kv), 22, 27, 0.2f);
+  compare(with(1, 4, 1, 3, 2, SpMode::gather_kv), 22, 27, 0.2f);
+  compare(with(1, 2, 2, 2, 1, SpMode::gather_kv), 22, 27, 0.2f);
+}
+
+void add_broken_ranks(Jobs& jobs) {
+  for (int stage = 0; stage < 4; ++stage) {
+    add(jobs, not_finite, with(2, 1, 1, stage));
+    add(jobs, not_finite, with(1, 2, 2, stage));
+    add(jobs, altered_replica, with(1, 2, 2, stage));
+    if (stage < 3) add(jobs, altered_replica, with(2, 1, 1, stage));
+  }
+  add(jobs, not_finite, with(1, 1, 4, 0));
+  add(jobs, altered_replica, with(1, 1, 2, 0));
+}
+
+void add_long_run(Jobs& jobs) {
+  for (Path path : {with(4, 1, 1, 3, 2), with(1, 2, 2, 3, 4), with(2, 2, 1, 3, 2, SpMode::gather_kv)}) {
+    path.recompute = Recompute::block;
+    path.bucket = 1000;
+    add(jobs, long_run, path);
+  }
+}
+
+}  // namespace onescale::parity
