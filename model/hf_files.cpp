@@ -190,7 +190,17 @@ std::map<std::string, std::string> write_tensors(const std::string& dir, const s
                                                  Communicator& group, std::int64_t limit) {
   std::int64_t total = 0;
   for (const StoredTensor& t : tensors) total += t.bytes();
-  const auto files = split_files(tensors, stem, std::min(limit, (total + group.size() - 1) / group.size()));
+  // The smallest files of which no rank has more than one, where `limit` allows that.
+  const auto ranks = static_cast<std::size_t>(group.size());
+  std::int64_t low = std::min(limit, (total + group.size() - 1) / group.size()), high = limit;
+  while (low < high) {
+    const std::int64_t middle = low + (high - low) / 2;
+    if (split_files(tensors, stem, middle).size() <= ranks)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  const auto files = split_files(tensors, stem, high);
   std::vector<FileQueue> queues(static_cast<std::size_t>(group.size()), FileQueue(dir, tensors));
   Json map = Json::object();
   std::size_t first = 0, turns = 0;

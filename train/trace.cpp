@@ -8,8 +8,32 @@
 
 namespace onescale {
 
+namespace {
+
+// Every rank's text, by rank, on rank 0 alone: a trace may be long.
+std::vector<std::string> collect(Communicator& world, std::string mine) {
+  constexpr std::int64_t word = 4;
+  mine.resize((mine.size() + word - 1) / word * word, '\n');
+  std::vector<std::string> texts;
+  std::vector<Tensor> out, in;
+  for (const std::size_t size : world.exchange(mine.size())) texts.emplace_back(world.rank() == 0 ? size : 0, '\0');
+  const auto words = [](std::string& text) {
+    return Tensor(text.data(), DType::int32, {static_cast<std::int64_t>(text.size()) / word});
+  };
+  std::string nothing;
+  for (std::string& text : texts) {
+    out.push_back(words(text));
+    in.push_back(words(in.empty() ? mine : nothing));
+  }
+  world.all_to_all(out, in)->wait();
+  return texts;
+}
+
+}  // namespace
+
 Trace::Trace(const std::string& file, std::int64_t steps, Device& device, Mesh& mesh)
     : file_(file), left_(steps), device_(device), mesh_(mesh) {
+  on_root(mesh.world, [&] { write_text(file_, "[]\n"); });
   mesh.world.barrier();  // clocks of ranks on different machines start together, as well as a barrier can
   start_ = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   const auto record = [this](const std::string& name, int row, double begin, double end) {
@@ -37,9 +61,17 @@ void Trace::stop() {
 }
 
 void Trace::step_done() {
-  if (left_ == 0 || --left_ > 0) return;
+  if (left_ > 1)
+    --left_;
+  else
+    finish();
+}
+
+void Trace::finish() {
+  if (left_ == 0) return;
+  left_ = 0;
   stop();
-  const std::vector<std::string> all = exchange_text(mesh_.world, events_);
+  const std::vector<std::string> all = collect(mesh_.world, std::move(events_));
   on_root(mesh_.world, [&] {
     std::string text = "[\n";
     for (std::size_t rank = 0; rank < all.size(); ++rank) {

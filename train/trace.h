@@ -10,16 +10,17 @@ namespace onescale {
 
 // Records the operations of the device and the waits for transfers of this rank's groups; a rank is a process of the
 // trace, with a row for computation and one for waiting. The file is written by rank 0 when the last step is done.
+// Every rank of the mesh makes the same calls; each throws Error where the file cannot be written.
 class Trace {
  public:
-  // Recording begins at once, for `steps` steps. Every rank of the mesh makes one.
+  // Recording begins at once, for `steps` steps.
   Trace(const std::string& file, std::int64_t steps, Device& device, Mesh& mesh);
   ~Trace();
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Collective. Throws Error where the file cannot be written.
   void step_done();
+  void finish();  // writes what there is, when the run ends before so many steps
 
  private:
   void stop();

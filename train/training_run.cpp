@@ -109,7 +109,11 @@ void TrainingRun::open() {
     together(all, [&] { open_data(); });
     world_.check_same("data", str(train_data_->describe(), "\n", val_data_ ? val_data_->describe() : ""));
   }
-  on_root(all, [&] { log_ = std::make_unique<Log>(options_.run_dir, isatty(STDOUT_FILENO) != 0, options_.log_every); });
+  on_root(all, [&] {
+    // A launcher gives its ranks a terminal of its own, whatever its output goes to.
+    const bool terminal = isatty(STDOUT_FILENO) != 0 && world_.launch().source.empty();
+    log_ = std::make_unique<Log>(options_.run_dir, terminal, options_.log_every);
+  });
   for (const std::string& note : notes_) say(note);
   if (finished()) return;
   mesh_ = std::make_unique<Mesh>(all, layout_);
@@ -279,6 +283,12 @@ int TrainingRun::run() {
     say(str("finished: ", state_.step, " of ", options_.steps, " steps are done; raise steps to go on"));
     return 0;
   }
+  const int code = steps();
+  if (trace_) trace_->finish();
+  return code;
+}
+
+int TrainingRun::steps() {
   // An evaluation or a sample belongs to the step before which it is made: an interrupted one is made when the run goes
   // on. Those after the last step are not interrupted by a first signal, since nothing would go on.
   while (true) {
@@ -430,18 +440,18 @@ bool TrainingRun::save() {
     const std::string path = save_checkpoint(options_.run_dir, contents, world_.communicator());
     saved_step_ = state_.step;
     say("saved " + path);
-    if (root()) {
-      for (const std::string& warning :
-           prune_checkpoints(options_.run_dir, state_.step, options_.keep_last, options_.keep_every)) {
-        say(warning);
-      }
-    }
   } catch (const Error& error) {
     say(str("not saved at step ", state_.step, ": ", error.what()));
     Json line = event("save_failed");
     line.set("error", error.what());
     if (metrics_) metrics_->write(line);
     return false;
+  }
+  if (root()) {
+    for (const std::string& warning :
+         prune_checkpoints(options_.run_dir, state_.step, options_.keep_last, options_.keep_every)) {
+      say(warning);
+    }
   }
   longest_save_ = std::max(longest_save_, seconds_since(begin));
   return true;

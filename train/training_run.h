@@ -41,6 +41,7 @@ class TrainingRun {
   void restore();
 
   void say(const std::string& line);
+  int steps();      // until one of run()'s ends
   bool stopping();  // the same answer on every rank
   void one_step();
   void report(const StepResult& result, double seconds, double lr);
