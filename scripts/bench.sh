@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Speed and memory of a training step against PyTorch's, in turn in one run: bash scripts/bench.sh [options of bench_table.py, see --help]
-# With --products only our matrix products against oneDNN's (options of tests/bench/products.cpp may follow).
+# With --layouts layouts over ranks against one process (options of bench_layouts.py), with --products only our matrix products against oneDNN's (options of tests/bench/products.cpp may follow).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,6 +18,7 @@ if [[ ${1:-} == --products ]]; then
   exec build/release/products_bench "${@:2}"
 fi
 build step_bench
+if [[ ${1:-} == --layouts ]]; then exec python3 scripts/bench_layouts.py "${@:2}"; fi
 if ! ldconfig -p | grep -q 'libtcmalloc_minimal\.so\.4'; then
   DEBIAN_FRONTEND=noninteractive apt-get install -y libtcmalloc-minimal4 >/dev/null 2>&1 ||
     fail "PyTorch's fastest setting needs tcmalloc: run as root apt-get install libtcmalloc-minimal4"

@@ -93,6 +93,7 @@ Json state_json(const TrainerState& s) {
   json.set("skipped_steps", s.skipped_steps);
   json.set("clipped_steps", s.clipped_steps);
   json.set("seconds", s.seconds);
+  json.set("data_hash", s.data_hash);
   json.set("seed", std::to_string(s.seed));  // 64 bits unsigned
   for (const auto& [name, value] : s.options) options.set(name, value);
   json.set("options", options);
@@ -109,6 +110,7 @@ TrainerState read_state(const Json& json) {
   s.skipped_steps = json.at("skipped_steps").integer();
   s.clipped_steps = json.at("clipped_steps").integer();
   s.seconds = json.at("seconds").number();
+  s.data_hash = json.at("data_hash").string();
   const std::string seed = json.at("seed").string();
   std::from_chars(seed.data(), seed.data() + seed.size(), s.seed);
   const Json options = json.at("options");

@@ -25,6 +25,7 @@ struct TrainerState {
   std::int64_t skipped_steps = 0, clipped_steps = 0;
   double seconds = 0;  // of training so far
   std::uint64_t seed = 0;
+  std::string data_hash;  // of the training data, so that a resume notices other data under the same name
   std::vector<std::pair<std::string, std::string>>
       options;  // flat names and values of the run, to list what a resume changes
 };

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <cstdio>
 
-#include "parallel/file.h"
 #include "parallel/agreement.h"
+#include "parallel/file.h"
 
 namespace onescale {
 

@@ -107,7 +107,8 @@ void TrainingRun::open() {
   world_.check_same("program, options or data", str("version ", version, "\n", print_config(options_)));
   if (!finished()) {
     together(all, [&] { open_data(); });
-    world_.check_same("data", str(train_data_->describe(), "\n", val_data_ ? val_data_->describe() : ""));
+    world_.check_same("data", str(train_data_->describe(), " with hash ", state_.data_hash, "\n",
+                                  val_data_ ? val_data_->describe() : ""));
   }
   on_root(all, [&] {
     // A launcher gives its ranks a terminal of its own, whatever its output goes to.
@@ -208,10 +209,14 @@ void TrainingRun::open_data() {
     val_data_.emplace(options_.data, "val", vocabulary);
     val_.emplace(*val_data_, seq_len_, 0, SampleOrder::sequential);
   }
+  const std::string data_hash = str(std::hex, train_data_->hash());
   if (checkpoint_) {
     check_usage(checkpoint_->tokenizer() == (tokenizer_ ? tokenizer_->model() : std::string()), "the tokenizer in ",
                 options_.data, " is not the one that the run in ", options_.run_dir, " was begun with");
+    check_usage(state_.data_hash == data_hash, options_.data, " is not the data that the run in ", options_.run_dir,
+                " was begun with (hash ", data_hash, ", not ", state_.data_hash, "); give that or another run_dir");
   }
+  state_.data_hash = data_hash;
 }
 
 void TrainingRun::allocate() {

@@ -152,6 +152,29 @@ TEST_F(TrainingRuns, RefusesASecondProcessAndOtherSettings) {
   EXPECT_THROW(TrainingRun(o, world), UsageError);
 }
 
+TEST_F(TrainingRuns, RefusesOtherDataUnderTheSameName) {
+  const std::string data = root + "/moved";
+  fs::copy(root + "/data", data, fs::copy_options::recursive);
+  Options o = options("other_data");
+  o.data = data;
+  o.stop_after = 2;
+  EXPECT_EQ(TrainingRun(o, world).run(), exit_requeue);
+  PrepareOptions prepare_options;
+  prepare_options.inputs = {root + "/text"};
+  prepare_options.patterns = {"*.py"};
+  prepare_options.out = root + "/anew";
+  prepare_options.tokenizer = data + "/tokenizer.model";
+  prepare_options.validation_share = 0.1;
+  prepare_options.fim.fim = 1;
+  prepare(prepare_options);
+  fs::rename(data, root + "/away");
+  fs::rename(root + "/anew", data);
+  EXPECT_THROW(TrainingRun(o, world).run(), UsageError);
+  fs::remove_all(data);
+  fs::rename(root + "/away", data);
+  EXPECT_EQ(TrainingRun(o, world).run(), exit_requeue);
+}
+
 TEST_F(TrainingRuns, StopsAfterTooManyBadStepsWithTheCheckpointIntact) {
   Options o = options("bad");
   o.steps = 40;
