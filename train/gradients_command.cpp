@@ -38,7 +38,7 @@ HostBatch read_batch(const std::string& path) {
 
 int gradients_command(const Options& options, World& world) {
   Communicator& all = world.communicator();
-  world.check_same("program or options", str("version ", version, "\n", print_config(options)));
+  world.check_same("program or options", identity(options));
   const Layout layout = make_layout(all.size(), all.rank(), static_cast<int>(options.sp), static_cast<int>(options.tp));
   const ModelSource source(options.model);
   ModelConfig config = source.config();

@@ -40,6 +40,11 @@ Options of_rank(Options options, Communicator& world) {
   return options;
 }
 
+std::string identity(const Options& options) {
+  const std::string program = read_text("/proc/self/exe");
+  return str("version ", version, ", build ", checksum(program.data(), program.size()), "\n", print_config(options));
+}
+
 std::unique_ptr<Device> make_device(const Options& options, bool dry) {
   check_usage(options.device != "cuda", "device cuda: this build has no CUDA backend; use --device cpu");
   return make_cpu_device(static_cast<int>(options.threads), dry);

@@ -16,6 +16,9 @@ namespace onescale {
 // together. Collective.
 Options of_rank(Options options, Communicator& world);
 
+// What must be the same on all ranks: the program's version and a hash of its file, and the options.
+std::string identity(const Options& options);
+
 // The device that --device and --threads name. Throws UsageError for one that this build does not have.
 std::unique_ptr<Device> make_device(const Options& options, bool dry);
 

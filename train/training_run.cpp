@@ -104,7 +104,7 @@ void TrainingRun::open() {
   Communicator& all = world_.communicator();
   on_root(all, [&] { make_directory(); });
   find_start();
-  world_.check_same("program, options or data", str("version ", version, "\n", print_config(options_)));
+  world_.check_same("program, options or data", identity(options_));
   if (!finished()) {
     together(all, [&] { open_data(); });
     world_.check_same("data", str(train_data_->describe(), " with hash ", state_.data_hash, "\n",

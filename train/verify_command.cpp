@@ -106,7 +106,7 @@ int tables(const Options& options, Communicator& all) {
 }  // namespace
 
 int verify_command(const Options& options, World& world) {
-  world.check_same("program or options", str("version ", version, "\n", print_config(options)));
+  world.check_same("program or options", identity(options));
   return options.against.empty() ? tables(options, world.communicator())
                                  : verify_against(options, world.communicator());
 }
