@@ -127,7 +127,7 @@ struct Blocks {
     group = std::clamp<int64_t>(own.count / (2 * p.threads), 1, group_lanes / own.lanes);
     bias_size = p.input == DType::bfloat16 ? ceil_div(p.N, width) * width : 0;
     result_size = p.output == DType::bfloat16 && p.K > depth ? p.M * p.N : 0;  // sums between passes
-    shared_size = shared.count * shared.lanes * depth;
+    shared_size = shared.count * shared.lanes * std::min(2 * depth, p.K);      // for two passes
     own_size = group * own.lanes * depth;
   }
 };
@@ -176,6 +176,8 @@ class Running {
         const int64_t depth = std::min(blocks_.depth, product_.K - k0);
         const T* shared_data = static_cast<const T*>(from_shared.data) + k0 * from_shared.step;
         const T* own_data = static_cast<const T*>(from_own.data) + k0 * from_own.step;
+        // Others may still read the shared panels of the pass before, but no older ones.
+        float* const panels = shared_panels_ + k0 / blocks_.depth % 2 * shared.count * shared.lanes * blocks_.depth;
         // The tiles of the shared panels [begin, end), of which those before `packed` are packed, and the own panels
         // [first, last), which are packed when `ready`; `next` is the first of the own panels that are packed next.
         const auto multiply = [&](int64_t begin, int64_t packed, int64_t end, int64_t first, int64_t last, bool ready,
@@ -184,7 +186,7 @@ class Running {
           for (int64_t s = begin; s < end; ++s) {
             for (int64_t p = first; p < last; ++p) {
               --left;
-              float* const shared_panel = shared_panels_ + s * shared.lanes * depth;
+              float* const shared_panel = panels + s * shared.lanes * depth;
               float* const own_panel = mine + (p - first) * own.lanes * depth;
               const float *x = shared_panel, *y = own_panel;
               Step step{k0, depth, nullptr, nullptr, Also::nothing, nullptr, 0, {}};
@@ -209,9 +211,6 @@ class Running {
             }
           }
         };
-        if (k0 > 0) {
-#pragma omp barrier  // the shared panels of the pass before are still read
-        }
         const bool early_by_tile = early > 0 && packed_by_tile(from_own, own, early - 1);
         bool ready = early == 0;  // the panels of the first group
         constexpr int64_t together = 2;
@@ -225,8 +224,8 @@ class Running {
           // A tile packs one operand.
           const bool by_tile = early > 0 && packed_by_tile(from_shared, shared, end - 1);
           const int64_t packed = !by_tile ? end : ready ? p : p + 1;
-          pack(shared_panels_ + p * shared.lanes * depth, shared, p, packed, shared_data, from_shared.row,
-               from_shared.step, depth);
+          pack(panels + p * shared.lanes * depth, shared, p, packed, shared_data, from_shared.row, from_shared.step,
+               depth);
           multiply(p, packed, end, 0, early, ready, own.count);
           ready = true;
         }
