@@ -127,7 +127,8 @@ struct Blocks {
     group = std::clamp<int64_t>(own.count / (2 * p.threads), 1, group_lanes / own.lanes);
     bias_size = p.input == DType::bfloat16 ? ceil_div(p.N, width) * width : 0;
     result_size = p.output == DType::bfloat16 && p.K > depth ? p.M * p.N : 0;  // sums between passes
-    shared_size = shared.count * shared.lanes * std::min(2 * depth, p.K);      // for two passes
+    // Of two passes where threads share them: the slower ones may still read those of the pass before.
+    shared_size = shared.count * shared.lanes * std::min(p.threads > 1 ? 2 * depth : depth, p.K);
     own_size = group * own.lanes * depth;
   }
 };
@@ -176,8 +177,8 @@ class Running {
         const int64_t depth = std::min(blocks_.depth, product_.K - k0);
         const T* shared_data = static_cast<const T*>(from_shared.data) + k0 * from_shared.step;
         const T* own_data = static_cast<const T*>(from_own.data) + k0 * from_own.step;
-        // Others may still read the shared panels of the pass before, but no older ones.
-        float* const panels = shared_panels_ + k0 / blocks_.depth % 2 * shared.count * shared.lanes * blocks_.depth;
+        const int64_t which = product_.threads > 1 ? k0 / blocks_.depth % 2 : 0;
+        float* const panels = shared_panels_ + which * shared.count * shared.lanes * blocks_.depth;
         // The tiles of the shared panels [begin, end), of which those before `packed` are packed, and the own panels
         // [first, last), which are packed when `ready`; `next` is the first of the own panels that are packed next.
         const auto multiply = [&](int64_t begin, int64_t packed, int64_t end, int64_t first, int64_t last, bool ready,
@@ -299,10 +300,33 @@ class Running {
   int64_t result_row_;
 };
 
+// Threads that have enough to do each take a part of the longer side and pack the other operand for themselves: they
+// need not wait for each other, and cores that share no cache do not exchange panels. 0: threads share the panels.
+int64_t part_size(const Product& p) {
+  constexpr int64_t least = 256;
+  const int64_t side = std::max(p.M, p.N);
+  if (p.threads == 1 || side < least * p.threads) return 0;
+  return ceil_div(ceil_div(side, p.threads), tile_columns) * tile_columns;
+}
+Product part_of(const Product& p, int64_t begin, int64_t size) {
+  Product part = p;
+  part.threads = 1;
+  int64_t& side = p.M > p.N ? part.M : part.N;
+  side = std::clamp<int64_t>(side - begin, 0, size);
+  return part;
+}
+// Scratch of a part: the last one is smaller, but may share the panels of the other operand.
+int64_t part_bytes(const Product& p, int64_t size) {
+  int64_t most = 0;
+  for (int64_t t = 0; t < p.threads; ++t) most = std::max(most, part_of(p, t * size, size).scratch_bytes());
+  return ceil_div(most, 64) * 64;
+}
+
 }  // namespace
 
 int64_t Product::scratch_bytes() const {
   if (M == 0 || N == 0 || K == 0) return 0;
+  if (const int64_t part = part_size(*this); part > 0) return threads * part_bytes(*this, part);
   const Blocks b(*this);
   return 4 * (b.bias_size + b.result_size + b.shared_size + threads * b.own_size);
 }
@@ -310,6 +334,21 @@ int64_t Product::scratch_bytes() const {
 void Product::run(void* c, int64_t c_row, Operand a, Operand b, const void* bias, bool accumulate,
                   char* scratch) const {
   if (M == 0 || N == 0 || K == 0) return;
+  if (const int64_t part = part_size(*this); part > 0) {
+    const int64_t each = part_bytes(*this, part);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t t = 0; t < threads; ++t) {
+      const int64_t i = M > N ? t * part : 0, j = M > N ? 0 : t * part;
+      const auto at = [](const void* p, int64_t index, DType type) -> const void* {
+        return p == nullptr ? nullptr : static_cast<const char*>(p) + index * size_of(type);
+      };
+      part_of(*this, t * part, part)
+          .run(static_cast<char*>(c) + (i * c_row + j) * size_of(output), c_row,
+               {at(a.data, i * a.row, input), a.row, a.step}, {at(b.data, j * b.row, input), b.row, b.step},
+               at(bias, j, input), accumulate, scratch + t * each);
+    }
+    return;
+  }
   const Running running(*this, c, c_row, bias, accumulate, scratch);
   if (input == DType::bfloat16)
     running.run<bf16>(a, b);
