@@ -149,7 +149,10 @@ void pack(float* out, const Panels& panels, std::int64_t first, std::int64_t las
       for (; k + width <= K; k += width) {
         vec block[width];
 #pragma GCC unroll 16
-        for (int l = 0; l < width; ++l) block[l] = get(from[l] + k);
+        for (int l = 0; l < width; ++l) {
+          block[l] = get(from[l] + k);
+          __builtin_prefetch(from[l] + k + 8 * width);
+        }
         transpose(block);
 #pragma GCC unroll 16
         for (int l = 0; l < width; ++l) set(to + (k + l) * lanes_, block[l]);
