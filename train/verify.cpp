@@ -127,14 +127,16 @@ WholeTensors read_whole(const VerifyCase& c) {
 
 StepSettings verify_settings(const Options& options, const VerifyCase& c) {
   StepSettings settings = step_settings(options, c.batch.seq_len);
-  settings.micro_batch = 1;
+  settings.micro_batch = 0;
   settings.optimizer = {false, 0, 0, 0, 0};
   settings.clip_norm = 0;
   return settings;
 }
 
 Measured measure(const Options& options, Communicator& group, const Layout& layout, const VerifyCase& c,
-                 const StepSettings& settings, int steps, double lr) {
+                 StepSettings settings, int steps, double lr) {
+  const std::int64_t rows = c.batch.rows / layout.dp;
+  if (settings.micro_batch == 0) settings.micro_batch = rows % 2 == 0 ? rows / 2 : 1;
   const std::unique_ptr<Device> device = make_device(options, false);
   Mesh mesh(group, layout);
   ModelWeights weights(*device, mesh, c.config, settings.zero);

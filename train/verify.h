@@ -45,13 +45,14 @@ struct Measured {
   std::string replicas;        // what check_replicas found after the last step; empty: all copies are equal
 };
 
-// StepSettings of a verification: the options' settings, SGD, one row a micro-batch, no clipping.
+// StepSettings of a verification: the options' settings, SGD, no clipping; micro_batch is 0, which measure() takes for
+// half of a rank's rows (one row where they are odd).
 StepSettings verify_settings(const Options& options, const VerifyCase& c);
 
 // SGD steps from the case's weights in this layout. Every rank of `group`, which has layout.world() ranks, calls it.
 // With several steps, at learning rate lr, gradients are not read.
 Measured measure(const Options& options, Communicator& group, const Layout& layout, const VerifyCase& c,
-                 const StepSettings& settings, int steps = 1, double lr = verify_lr);
+                 StepSettings settings, int steps = 1, double lr = verify_lr);
 // The same in this process alone, the whole batch at once.
 Measured measure_alone(const Options& options, const VerifyCase& c, StepSettings settings, int steps = 1,
                        double lr = verify_lr);

@@ -295,6 +295,7 @@ void Tables::small_buckets() {
         "DeepSpeed 0.19.8, ZeRO-3, reduce_scatter off, local loss, measured: weight / bias");
   for (const Layout& layout : {sp2, sp4}) {
     StepSettings s = verify_settings(plain_, small_);
+    s.micro_batch = small_.batch.rows;  // one reduction: small buckets are many messages
     const auto bucket = [&](double elements) { s.zero.reduction.bucket_mb = elements * 4 / 1048576; };
     bucket(10);
     stages("bucket of 10 elements, ZeRO-0 to 3", layout, small_, s, layout.sp == 2 ? "0.5 / 1" : "0.25 / 1");
