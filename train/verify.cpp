@@ -86,6 +86,36 @@ VerifyCase known_losses(const VerifyCase& small) {
   return c;
 }
 
+VerifyCase model_case(const Options& options, const ModelSource& source, int ranks, std::int64_t memory) {
+  VerifyCase c{source.config(), nullptr, options.batch.empty() ? small_case(ranks).batch : read_batch(options.batch)};
+  c.config.embd_pdrop = c.config.resid_pdrop = c.config.attn_pdrop = 0;
+  check_usage(c.batch.seq_len <= c.config.n_positions, "the model's n_positions ", c.config.n_positions,
+              " is below the ", c.batch.seq_len, " tokens of a row; give a shorter batch or fewer ranks");
+  const auto too_large = [&] {
+    const std::unique_ptr<Device> dry = make_device(options, true);
+    const std::unique_ptr<Mesh> mesh = Mesh::single();
+    StepSettings settings = verify_settings(options, c);
+    settings.micro_batch = c.batch.rows;
+    ModelWeights weights(*dry, *mesh, c.config, settings.zero);
+    Step(weights, settings).run_empty();
+    const auto kinds = dry->memory();
+    // On the host there are the gradient, the exact one and a copy on its way.
+    return std::accumulate(kinds.begin(), kinds.end(), 12 * c.config.parameters()) > memory;
+  };
+  while (c.config.n_layer > 1 && too_large()) c.config.n_layer /= 2;
+  while (c.config.vocab_size > 64 && too_large()) c.config.vocab_size /= 2;
+  for (auto* ids : {&c.batch.ids, &c.batch.labels})
+    for (std::int32_t& id : *ids)
+      if (id >= 0) id = static_cast<std::int32_t>(id % c.config.vocab_size);
+  // By name, for positions change with the number of blocks; a smaller table is the beginning of the whole one.
+  std::vector<std::size_t> from;
+  for (const Parameter& p : gpt_bigcode_table(c.config).parameters) from.push_back(position(source.table(), p.name));
+  c.weights = [from, &source](std::size_t i, std::int64_t first, std::int64_t count, float* out) {
+    source.read(from[i], first, count, out);
+  };
+  return c;
+}
+
 WholeTensors read_whole(const VerifyCase& c) {
   WholeTensors all;
   for (const Parameter& p : gpt_bigcode_table(c.config).parameters) {
@@ -97,14 +127,16 @@ WholeTensors read_whole(const VerifyCase& c) {
 
 StepSettings verify_settings(const Options& options, const VerifyCase& c) {
   StepSettings settings = step_settings(options, c.batch.seq_len);
-  settings.micro_batch = 1;
+  settings.micro_batch = 0;
   settings.optimizer = {false, 0, 0, 0, 0};
   settings.clip_norm = 0;
   return settings;
 }
 
 Measured measure(const Options& options, Communicator& group, const Layout& layout, const VerifyCase& c,
-                 const StepSettings& settings, int steps, double lr) {
+                 StepSettings settings, int steps, double lr) {
+  const std::int64_t rows = c.batch.rows / layout.dp;
+  if (settings.micro_batch == 0) settings.micro_batch = rows % 2 == 0 ? rows / 2 : 1;
   const std::unique_ptr<Device> device = make_device(options, false);
   Mesh mesh(group, layout);
   ModelWeights weights(*device, mesh, c.config, settings.zero);
@@ -178,7 +210,7 @@ std::vector<Part> parameter_groups(const ModelConfig& config) {
   return groups;
 }
 
-Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& ref) {
+Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& ref, double right) {
   double dot = 0, square = 0, own = 0, error = 0;
   for (const Part::Range& range : part.ranges) {
     for (auto e = static_cast<std::size_t>(range.begin); e < static_cast<std::size_t>(range.end); ++e) {
@@ -186,30 +218,13 @@ Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& r
       dot += a * b;
       square += b * b;
       own += a * a;
-      error += (a - b) * (a - b);
+      error += (a - right * b) * (a - right * b);
     }
   }
   constexpr double infinite = std::numeric_limits<double>::infinity();
   if (square == 0) return own == 0 ? Likeness{1, 0, 0, 0} : Likeness{infinite, infinite, infinite, 0};
   const double ratio = dot / square;
-  return {ratio, std::sqrt(error / square), std::sqrt(std::abs(own - ratio * dot) / square), std::sqrt(square)};
-}
-
-Agreement agreement(const ModelConfig& config, const WholeTensors& g, const WholeTensors& ref, double right) {
-  const ParameterTable table = gpt_bigcode_table(config);
-  WholeTensors scaled = ref;
-  for (std::vector<float>& tensor : scaled)
-    for (float& value : tensor) value = static_cast<float>(value * right);
-  Agreement worst{right, right, 0, 0, ""};
-  for (const Part& part : each_parameter(table)) {
-    const Likeness l = likeness(part, g, scaled);
-    double& ratio = table.parameters[part.ranges[0].parameter].shape.size() == 2 ? worst.weights : worst.vectors;
-    // Written so that what is not a number is the worst.
-    if (!(std::abs(l.ratio * right - right) <= std::abs(ratio - right))) ratio = l.ratio * right;
-    if (!(l.error <= worst.error)) worst.error = l.error, worst.parameter = part.name;
-    if (!(l.residual <= worst.residual)) worst.residual = l.residual;
-  }
-  return worst;
+  return {ratio, std::sqrt(error / square) / right, std::sqrt(std::abs(own - ratio * dot) / square), std::sqrt(square)};
 }
 
 }  // namespace onescale

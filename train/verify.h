@@ -25,6 +25,11 @@ std::int64_t small_heads(int world);  // of that model: divisible by world and b
 // A model whose loss is known in closed form: on each of tokens 0 to 3 it loses 4, 1, 2 and 6 whatever came before.
 VerifyCase known_losses(const VerifyCase& small);
 
+// A model of a directory, which must outlive the case, with the options' batch or with tokens like the small one's for
+// `ranks`; with fewer blocks, and then a smaller vocabulary, where a step of one process would take more than `memory`
+// bytes.
+VerifyCase model_case(const Options& options, const ModelSource& source, int ranks, std::int64_t memory);
+
 // All parameters' elements by table position; empty but on rank 0 of the ranks that took part.
 using WholeTensors = std::vector<std::vector<float>>;
 WholeTensors read_whole(const VerifyCase& c);
@@ -40,13 +45,14 @@ struct Measured {
   std::string replicas;        // what check_replicas found after the last step; empty: all copies are equal
 };
 
-// StepSettings of a verification: the options' settings, SGD, one row a micro-batch, no clipping.
+// StepSettings of a verification: the options' settings, SGD, no clipping; micro_batch is 0, which measure() takes for
+// half of a rank's rows (one row where they are odd).
 StepSettings verify_settings(const Options& options, const VerifyCase& c);
 
 // SGD steps from the case's weights in this layout. Every rank of `group`, which has layout.world() ranks, calls it.
 // With several steps, at learning rate lr, gradients are not read.
 Measured measure(const Options& options, Communicator& group, const Layout& layout, const VerifyCase& c,
-                 const StepSettings& settings, int steps = 1, double lr = verify_lr);
+                 StepSettings settings, int steps = 1, double lr = verify_lr);
 // The same in this process alone, the whole batch at once.
 Measured measure_alone(const Options& options, const VerifyCase& c, StepSettings settings, int steps = 1,
                        double lr = verify_lr);
@@ -64,20 +70,11 @@ std::vector<Part> each_parameter(const ParameterTable& table);
 // "embeddings", "c_attn Q rows", "c_attn K/V rows", "attention c_proj", "mlp", "layer norms" and, untied, "head".
 std::vector<Part> parameter_groups(const ModelConfig& config);
 
-// ratio <g, ref> / <ref, ref>; error |g - ref| / |ref|; residual |g - ratio * ref| / |ref|, which no factor explains;
-// norm |ref|. Where ref is 0: 1, 0, 0 if g is 0 too, else infinite.
+// ratio <g, ref> / <ref, ref>; error |g - right * ref| / |right * ref|; residual |g - ratio * ref| / |ref|, which no
+// factor explains; norm |ref|. Where ref is 0: 1, 0, 0 if g is 0 too, else infinite.
 struct Likeness {
   double ratio, error, residual, norm;
 };
-Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& ref);
-
-// The parameter that is worst off among all.
-struct Agreement {
-  double weights = 1, vectors = 1;  // the ratio farthest from `right` among matrices, and among vectors
-  double error = 0, residual = 0;   // the largest
-  std::string parameter;            // that has this error
-};
-// Ratios of g and right * ref.
-Agreement agreement(const ModelConfig& config, const WholeTensors& g, const WholeTensors& ref, double right = 1);
+Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& ref, double right = 1);
 
 }  // namespace onescale

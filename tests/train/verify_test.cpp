@@ -1,0 +1,204 @@
+#include "train/verify.h"
+
+#include <sys/wait.h>
+
+#include <cstdio>
+
+#include "tests/temp_dir.h"
+#include "tests/train/golden.h"
+#include "train/commands.h"
+#include "train/verify_against.h"
+
+namespace onescale {
+namespace {
+
+// The gradients that transformers found for a model, with a fault, and what verify says of them.
+struct Other {
+  explicit Other(const std::string& name) : golden(name) {
+    for (const Parameter& p : golden.source.table().parameters) {
+      const std::vector<double> values = golden.values("grad." + p.name);
+      gradient.emplace_back(values.begin(), values.end());
+    }
+    norm = golden.values("grad_norm")[0];
+    options.model = golden.dir;
+    options.batch = golden.dir + "/batch.safetensors";
+    options.against = scratch / "other.safetensors";
+  }
+  void scale(double factor) {
+    for (std::vector<float>& g : gradient)
+      for (float& x : g) x = static_cast<float>(x * factor);
+    norm *= factor;
+  }
+  // {exit code, what is printed}; names with or without "grad.transformer.".
+  std::pair<int, std::string> verify(bool prefix = true) {
+    const ParameterTable& table = golden.source.table();
+    std::vector<StoredTensor> tensors = {{"grad_norm", FileType::F64, {1}}};
+    for (const Parameter& p : table.parameters)
+      tensors.push_back({prefix ? "grad." + p.name : p.name.substr(12), FileType::F32, p.shape});
+    SafetensorsWriter writer(options.against, tensors);
+    writer.write_bytes(&norm, sizeof norm);
+    for (const std::vector<float>& g : gradient) writer.write(g.data(), static_cast<std::int64_t>(g.size()));
+    writer.close();
+    World world;
+    testing::internal::CaptureStdout();
+    const int code = verify_command(options, world);
+    std::fflush(stdout);
+    return {code, testing::internal::GetCapturedStdout()};
+  }
+
+  TempDir scratch;
+  Golden golden;
+  Options options;
+  WholeTensors gradient;
+  double norm;
+};
+
+int count(const std::string& text, const std::string& word) {
+  int n = 0;
+  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
+  return n;
+}
+
+TEST(VerifyAgainst, AgreesWithTransformers) {
+  for (const char* name : {"mqa", "mha", "wide_mqa"}) {
+    for (const bool prefix : {true, false}) {
+      const auto [code, text] = Other(name).verify(prefix);
+      EXPECT_EQ(code, 0) << text;
+      EXPECT_EQ(count(text, "agrees"), 7) << text;  // six groups and the norm
+    }
+  }
+}
+
+TEST(VerifyAgainst, NamesAFactor) {
+  const std::vector<std::pair<double, std::string>> cases = {{2, "2 times too large"},
+                                                             {0.25, "4 times too small"},
+                                                             {65, "a sum over the 65 good tokens"},  // of this batch
+                                                             {65.0 / 128, "divided by all 128 tokens"},
+                                                             {65.0 / 4, "a sum over 65 good tokens, averaged over 4"},
+                                                             {1 / 7.339369808, "already clipped to a norm of 1"}};
+  for (const auto& [factor, cause] : cases) {
+    Other other("wide_mqa");
+    other.scale(factor);
+    const auto [code, text] = other.verify();
+    EXPECT_EQ(code, 1) << text;
+    EXPECT_EQ(count(text, cause), 6) << text;
+    EXPECT_EQ(count(text, "the gradients' own factor"), 1) << text;
+  }
+}
+
+TEST(VerifyAgainst, NamesUnsummedKeyAndValueRows) {
+  Other other("wide_mqa");
+  const Part kv = parameter_groups(other.golden.source.config())[2];
+  for (const Part::Range& range : kv.ranges)
+    for (auto e = range.begin; e < range.end; ++e) other.gradient[range.parameter][static_cast<std::size_t>(e)] /= 2;
+  const auto [code, text] = other.verify();
+  EXPECT_EQ(code, 1);
+  EXPECT_EQ(count(text, "agrees"), 6) << text;  // the norm was left right
+  EXPECT_EQ(count(text, "not summed over tp: one rank's part (about 1 / tp = 1 / 2)"), 1) << text;
+}
+
+TEST(VerifyAgainst, NamesANormThatCountsReplicasTwice) {
+  Other other("wide_mqa");
+  const double kv = likeness(parameter_groups(other.golden.source.config())[2], other.gradient, other.gradient).norm;
+  other.norm = std::sqrt(other.norm * other.norm + kv * kv);
+  const auto [code, text] = other.verify();
+  EXPECT_EQ(code, 1);
+  EXPECT_EQ(count(text, "K/V rows are counted on each of 2 tp ranks"), 1) << text;
+}
+
+// What averages the means of two shards is the mean of two gradients, each of the loss over one shard's good tokens.
+TEST(VerifyAgainst, NamesPerShardMeansAndLostTargets) {
+  Other other("wide_mqa");
+  const HostBatch batch = read_batch(other.options.batch);
+  const auto gradient = [&](auto keep) {
+    VerifyCase c{other.golden.source.config(), other.golden.source.fetch(), batch};
+    c.config.embd_pdrop = c.config.resid_pdrop = c.config.attn_pdrop = 0;
+    for (std::size_t i = 0; i < c.batch.labels.size(); ++i)
+      if (!keep(static_cast<std::int64_t>(i) % batch.seq_len)) c.batch.labels[i] = -100;
+    return measure_alone(other.options, c, verify_settings(other.options, c)).gradient;
+  };
+  const std::int64_t half = batch.seq_len / 2;
+  const WholeTensors first = gradient([=](std::int64_t t) { return t < half; });
+  const WholeTensors second = gradient([=](std::int64_t t) { return t >= half; });
+  for (std::size_t i = 0; i < first.size(); ++i)
+    for (std::size_t e = 0; e < first[i].size(); ++e) other.gradient[i][e] = (first[i][e] + second[i][e]) / 2;
+  EXPECT_EQ(count(other.verify().second, "mean of 2 per-shard means"), 6);
+  other.gradient = gradient([=](std::int64_t t) { return t != half - 1; });
+  EXPECT_EQ(count(other.verify().second, "labels shifted inside each of 2 shards"), 6);
+}
+
+TEST(VerifyAgainst, NamesWhatIsAbsent) {
+  Other other("mqa");
+  other.options.against = other.golden.dir + "/batch.safetensors";
+  World world;
+  EXPECT_NE(sentence([&] { verify_command(other.options, world); }).find("holds no gradient"), std::string::npos);
+  other.options.batch = "";
+  EXPECT_THROW(verify_command(other.options, world), UsageError);
+}
+
+// (2, 0) against (1, 1): half of <g, ref> / <ref, ref> = 2 / 2, and what is left over is (1, -1).
+TEST(Likeness, IsTheClosedForm) {
+  const Part part{"", {{0, 0, 2}}};
+  const Likeness l = likeness(part, {{2, 0}}, {{1, 1}});
+  EXPECT_DOUBLE_EQ(l.ratio, 1);
+  EXPECT_DOUBLE_EQ(l.error, 1);
+  EXPECT_DOUBLE_EQ(l.residual, 1);
+  EXPECT_DOUBLE_EQ(l.norm, std::sqrt(2));
+  EXPECT_DOUBLE_EQ(likeness(part, {{3, 3}}, {{1, 1}}, 3).error, 0);
+  EXPECT_TRUE(std::isinf(likeness(part, {{1, 0}}, {{0, 0}}).ratio));
+}
+
+TEST(ParameterGroups, CoverEveryElementOnce) {
+  for (const bool multi_query : {true, false}) {
+    const ModelConfig config = small_case(1, multi_query, false).config;
+    std::int64_t elements = 0, kv = 0;
+    for (const Part& group : parameter_groups(config)) {
+      for (const Part::Range& range : group.ranges) {
+        elements += range.end - range.begin;
+        if (group.name == "c_attn K/V rows") kv += range.end - range.begin;
+      }
+    }
+    EXPECT_EQ(elements, config.parameters());
+    EXPECT_EQ(kv, config.n_layer * 2 * config.kv_heads() * config.head_size() * (config.n_embd + 1));
+  }
+}
+
+TEST(VerifyModel, IsCutToTheMemory) {
+  const Golden golden("mqa");
+  const Options options;
+  EXPECT_EQ(model_case(options, golden.source, 1, std::int64_t{1} << 40).config.n_layer,
+            golden.source.config().n_layer);
+  const VerifyCase cut = model_case(options, golden.source, 1, 0);
+  EXPECT_EQ(cut.config.n_layer, 1);
+  EXPECT_LE(cut.config.vocab_size, 64);
+  EXPECT_GT(measure_alone(options, cut, verify_settings(options, cut)).result.grad_norm, 0);
+}
+
+TEST(VerifyCommand, AloneShowsWhatItCanAndSaysHowToSeeTheRest) {
+  World world;
+  testing::internal::CaptureStdout();
+  const int code = verify_command({}, world);
+  std::fflush(stdout);
+  const std::string text = testing::internal::GetCapturedStdout();
+  EXPECT_EQ(code, 0) << text;
+  EXPECT_EQ(count(text, "all figures are right"), 1) << text;
+  EXPECT_GE(count(text, "needs 2 ranks"), 10) << text;
+  EXPECT_GE(count(text, "mpirun -n 4 onescale verify"), 2) << text;
+}
+
+TEST(VerifyCommand, ShowsEveryRowOnFourRanks) {
+  FILE* pipe =
+      popen("OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 " MPIRUN " -n 4 " ONESCALE " verify 2>&1",  // NOLINT
+            "r");
+  std::string text;
+  char buffer[4096];
+  for (std::size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, n);
+  EXPECT_EQ(pclose(pipe), 0) << text;
+  EXPECT_EQ(count(text, "all figures are right"), 1) << text;
+  EXPECT_EQ(count(text, "needs"), 0) << text;
+  EXPECT_EQ(count(text, "sp=1 1.0000  sp=2 1.0000  sp=4 1.0000"), 12) << text;  // 4 stages, 3 reductions
+  EXPECT_EQ(count(text, "13.0000 (0.076923)"), 9) << text;                      // 3 layouts, 3 reductions
+}
+
+}  // namespace
+}  // namespace onescale
