@@ -70,7 +70,7 @@ TEST(Exchange, ReducerSumsEveryBufferInEveryBucket) {
       reducer.finish();
       for (std::size_t b = 0; b < sizes.size(); ++b) {
         for (std::int64_t i = 0; i < sizes[b]; ++i) {
-          ASSERT_EQ(at(out[b], i), 2 * static_cast<float>(R * (R + 1) / 2) * value(b, 0, me * sizes[b] + i))
+          ASSERT_EQ(at(out[b], i), static_cast<float>(R * (R + 1)) * value(b, 0, me * sizes[b] + i))
               << static_cast<int>(kind) << " " << elements << " " << b << " " << i;
         }
       }
@@ -109,7 +109,7 @@ TEST(Exchange, SequenceParallelMovesTokensAndHeads) {
     each(full, [&](float& x, auto, auto, auto, auto) { x *= static_cast<float>(me + 1); });
     sp.reduce(back, full);
     for (std::int64_t i = 0; i < local.numel(); ++i)
-      ASSERT_EQ(at(back, i), static_cast<float>(R * (R + 1) / 2) * at(local, i));
+      ASSERT_EQ(at(back, i), 0.5f * static_cast<float>(R * (R + 1)) * at(local, i));
   }
 }
 
@@ -157,8 +157,9 @@ TEST(Exchange, AssemblyPutsEveryElementInItsPlace) {
     const Assembly assembly(mesh, place);
     const auto count = static_cast<std::int64_t>(place.table().parameters.size());
     for (std::int64_t turn = 0; turn <= count; ++turn) {
-      std::vector<std::int64_t> wanted;  // each rank another one, some none
-      for (int r = 0; r < all().size(); ++r) wanted.push_back((turn + r) % (count + 1) - 1);
+      std::vector<std::int64_t> wanted(static_cast<std::size_t>(all().size()));  // each rank another one, some none
+      for (std::size_t r = 0; r < wanted.size(); ++r)
+        wanted[r] = (turn + static_cast<std::int64_t>(r)) % (count + 1) - 1;
       const std::int64_t mine = wanted[static_cast<std::size_t>(all().rank())];
       const std::int64_t n = mine < 0 ? 0 : place.slices.whole().parameters[static_cast<std::size_t>(mine)].numel();
       std::vector<float> out(static_cast<std::size_t>(n), -1.0f), want(out);
