@@ -85,7 +85,7 @@ void CpuDevice::combine_statistics(Tensor stats, Tensor parts) {
     for (std::int64_t s = 0; s < shards; ++s) most = std::max(most, part(s)[0]);
     for (std::int64_t s = 0; s < shards; ++s) {
       // A shard that is nothing but padding has the maximum -inf and adds 0.
-      if (part(s)[1] > 0)
+      if (part(s)[1] != 0)
         sum += static_cast<double>(part(s)[1]) * std::exp(static_cast<double>(part(s)[0]) - static_cast<double>(most));
       label += part(s)[2];
     }

@@ -125,6 +125,24 @@ TEST_P(CrossEntropy, ShardsOfTheVocabularyAgreeWithTheWhole) {
   EXPECT_LT(relative_error(gradient, want.gradient), tolerance());
 }
 
+// Three shards, of which one is nothing but padding: the maximum is the largest, sums are brought to it, labels add up.
+TEST_P(CrossEntropy, StatisticsOfShardsCombine) {
+  const auto device = make();
+  const Tensor parts = put(*device, DType::float32, {3, 2, 3},
+                           {2, 1.5, 0.25, 0, 1, 7,  //
+                            -INFINITY, 0, 0, -INFINITY, 0, 0, 1, 3, 0, 5, 2, 0}),
+               stats = garbage(*device, DType::float32, {2, 3});
+  device->combine_statistics(stats, parts);
+  const Values got = get(*device, stats), want = {2, 1.5 + 3 * std::exp(-1), 0.25, 5, std::exp(-5) + 2, 7};
+  EXPECT_LT(relative_error(got, want), 1e-7);
+  // What is not a number in one shard is not lost among the others.
+  const Tensor bad = put(*device, DType::float32, {2, 1, 3}, {1, 2, 3, 1, NAN, 0});
+  device->combine_statistics(stats.slice(0, 0, 1), bad);
+  EXPECT_TRUE(std::isnan(get(*device, stats)[1]));
+  EXPECT_EQ(sentence([&] { device->combine_statistics(stats, bad); }),
+            "combine_statistics: parts is float32 [2, 1, 3], expected contiguous float32 [2, 2, 3]");
+}
+
 TEST_P(CrossEntropy, AShardOfNothingButPaddingAddsNothing) {
   const auto device = make();
   const Tensor logits = put(*device, dtype(), {1, 4}, {1, 2, 3, 4}), stats = garbage(*device, DType::float32, {1, 3}),

@@ -62,6 +62,47 @@ TEST_P(Reduce, RefusesOtherTypes) {
   EXPECT_NE(sentence([&] { device->sum_of_squares(out.slice(0, 0, 0), x, Write::overwrite); }), "");
 }
 
+class Pieces : public Contract {};
+CONTRACT_SUITE(Pieces);
+
+// float32 additions in the order of the pieces, one rounding at the end, whatever the number of threads.
+TEST_P(Pieces, AreAddedInOrderAndRoundedOnce) {
+  for (const std::int64_t n : {1, 15, 33, 40000}) {
+    for (const unsigned count : {1u, 2u, 5u}) {
+      std::vector<Values> x;
+      for (unsigned p = 0; p < count; ++p) x.push_back(randoms(n, p, dtype(), p == 0 ? 1e4 : 1));
+      std::vector<float> sum(static_cast<std::size_t>(n));
+      for (std::size_t i = 0; i < sum.size(); ++i) {
+        sum[i] = static_cast<float>(x[0][i]);
+        for (unsigned p = 1; p < count; ++p) sum[i] += static_cast<float>(x[p][i]);
+      }
+      for (int threads = 1; threads <= 3; ++threads) {
+        const auto device = make(threads);
+        std::vector<Tensor> pieces;
+        for (const Values& values : x) pieces.push_back(put(*device, dtype(), {n}, values));
+        const Tensor out = garbage(*device, DType::float32, {n}), same = garbage(*device, dtype(), {n});
+        device->sum_pieces(out, pieces, Write::overwrite);
+        EXPECT_EQ(get(*device, out), Values(sum.begin(), sum.end()));
+        device->sum_pieces(same, pieces, Write::overwrite);
+        EXPECT_EQ(get(*device, same), rounded(Values(sum.begin(), sum.end()), dtype()));
+        device->sum_pieces(out, pieces, Write::accumulate);
+        EXPECT_EQ(get(*device, out)[0], 2 * static_cast<double>(sum[0]));
+        device->sum_pieces(pieces.back(), pieces, Write::overwrite);  // into one of them
+        EXPECT_EQ(get(*device, pieces.back()), get(*device, same));
+      }
+    }
+  }
+}
+
+TEST_P(Pieces, RefusesOtherSizesAndTypes) {
+  const auto device = make();
+  const Tensor a = garbage(*device, dtype(), {4}), b = garbage(*device, dtype(), {5}),
+               out = garbage(*device, DType::float32, {4}), wide = garbage(*device, DType::float64, {4});
+  EXPECT_EQ(sentence([&] { device->sum_pieces(out, {}, Write::overwrite); }), "sum_pieces: there is no piece");
+  EXPECT_NE(sentence([&] { device->sum_pieces(out, {a, b}, Write::overwrite); }), "");
+  EXPECT_NE(sentence([&] { device->sum_pieces(wide, {a}, Write::overwrite); }), "");
+}
+
 template <class T>
 Values column_sums(const Values& x, std::int64_t n, std::int64_t C, std::int64_t stride, Write write, int threads) {
   std::vector<T> stored(x.size());

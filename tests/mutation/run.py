@@ -1,6 +1,6 @@
-"""Runs the parity suite on every mutant, and `onescale verify` where its program is given; all must fail.
+"""Runs the parity suite, `onescale verify` or both on every mutant; each must see each.
 
-run.py MUTANTS MPIRUN PARITY [--verify ONESCALE] [--only NAME]...
+run.py MUTANTS MPIRUN [--parity PROGRAM] [--verify ONESCALE] [--only NAME]...
 """
 import argparse
 import os
@@ -20,7 +20,7 @@ def run(command, mutant, limit=300):
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
         return 124, "no end"
-    said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("onescale:", "DIFFERS"))]
+    said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("onescale:", "verify:", "DIFFERS"))]
     return done.returncode, said[0] if said else ""
 
 
@@ -28,14 +28,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("mutants")
     parser.add_argument("mpirun")
-    parser.add_argument("parity")
+    parser.add_argument("--parity")
     parser.add_argument("--verify")
     parser.add_argument("--only", action="append", default=[])
     given = parser.parse_args()
     names = [entry[0] for entry in make.read(given.mutants) if not given.only or entry[0] in given.only]
     assert len(names) == (len(given.only) or len(names)), "no such mutant"
     mpirun = given.mpirun.split(" ")
-    checks = {"parity": ([*mpirun, "-n", "8", given.parity, "stop"], lambda code: code != 0)}
+    checks = {}
+    if given.parity:
+        checks["parity"] = ([*mpirun, "-n", "8", given.parity, "stop"], lambda code: code != 0)
     if given.verify:
         checks["verify"] = ([*mpirun, "-n", "4", given.verify, "verify"], lambda code: code == 1)
     failed = False

@@ -45,14 +45,14 @@ int main(int argc, char** argv) {
     world.set_timeout(given("stop") ? 20 : 120);
     Report report(given("stop"));
     Jobs jobs;
-    add_grid(jobs, given("slow"));
-    if (!given("grid") && !given("slow")) {
+    if (!given("slow")) {
+      add_broken_ranks(jobs);
+      add_odd_sizes(jobs);
       add_golden(jobs);
       add_bits(jobs);
-      add_odd_sizes(jobs);
-      add_broken_ranks(jobs);
       add_long_run(jobs);
     }
+    add_grid(jobs, given("slow"));
     run_all(world.communicator(), jobs, report);
     std::int64_t comparisons = 0, failures = 0;
     for (const std::int64_t n : world.communicator().exchange(report.comparisons)) comparisons += n;

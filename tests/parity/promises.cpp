@@ -182,6 +182,7 @@ void add_broken_ranks(Jobs& jobs) {
     if (stage < 3) add(jobs, altered_replica, with(2, 1, 1, stage));
   }
   add(jobs, not_finite, with(1, 1, 4, 0));
+  add(jobs, not_finite, with(2, 2, 2, 1));
   add(jobs, altered_replica, with(1, 1, 2, 0));
 }
 
