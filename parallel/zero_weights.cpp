@@ -1,3 +1,6 @@
+#include <exception>
+#include <utility>
+
 #include "kernels/error.h"
 #include "parallel/zero.h"
 
@@ -17,6 +20,20 @@ std::vector<Tensor> shards_of(Tensor flat, int shards) {
   return parts;
 }
 
+void settle(std::unique_ptr<Transfer>& transfer) {
+  if (transfer) std::exchange(transfer, nullptr)->wait();
+}
+
+// Before the memory that a transfer writes to goes; after a failure nobody may be there to wait for.
+void settle_at_end(std::unique_ptr<Transfer>& transfer) noexcept {
+  if (std::uncaught_exceptions() > 0) return;
+  try {
+    settle(transfer);
+  } catch (const Error&) {
+    transfer.reset();
+  }
+}
+
 // Stages 0 to 2: every rank holds the whole parameters. In stage 0 it updates all of them, else its part, which the
 // others then fetch.
 class WholeWeights final : public Weights {
@@ -34,8 +51,13 @@ class WholeWeights final : public Weights {
       views_.push_back(unit_views(place.table(), place.flat, unit, whole_.back()));
     }
   }
+  ~WholeWeights() override {
+    for (auto& transfer : transfers_) settle_at_end(transfer);
+  }
+  WholeWeights(const WholeWeights&) = delete;
+  WholeWeights& operator=(const WholeWeights&) = delete;
   const Tensors& gather(int unit, int) override {
-    if (auto& transfer = transfers_[index(unit)]) transfer->wait(), transfer.reset();
+    settle(transfers_[index(unit)]);
     return views_[index(unit)];
   }
   void release(int) override {}
@@ -44,6 +66,7 @@ class WholeWeights final : public Weights {
   void updated(int unit) override {
     if (!part_) return;
     const Tensor whole = whole_[index(unit)];
+    settle(transfers_[index(unit)]);
     transfers_[index(unit)] = mesh_.shard->all_gather(shards_of(whole, mesh_.shard->size()), own(whole, unit));
   }
 
@@ -78,10 +101,15 @@ class ShardedWeights final : public Weights {
       views_.push_back(unit_views(place.table(), place.flat, unit, slots_[slot_of_.back()].flat));
     }
   }
+  ~ShardedWeights() override {
+    for (Slot& slot : slots_) settle_at_end(slot.transfer);
+  }
+  ShardedWeights(const ShardedWeights&) = delete;
+  ShardedWeights& operator=(const ShardedWeights&) = delete;
   const Tensors& gather(int unit, int next) override {
     fetch(unit);
     Slot& slot = slots_[slot_of_[index(unit)]];
-    if (slot.transfer) slot.transfer->wait(), slot.transfer.reset();
+    settle(slot.transfer);
     slot.used = true;
     if (next >= 0) fetch(next);
     return views_[index(unit)];
@@ -91,7 +119,7 @@ class ShardedWeights final : public Weights {
   Tensor compute(int unit) override { return compute_[index(unit)]; }
   void updated(int unit) override {
     Slot& slot = slots_[slot_of_[index(unit)]];
-    if (slot.transfer) slot.transfer->wait(), slot.transfer.reset();
+    settle(slot.transfer);
     if (slot.unit == unit) slot.unit = -1;
   }
 
@@ -107,7 +135,7 @@ class ShardedWeights final : public Weights {
     Slot& slot = slots_[slot_of_[index(unit)]];
     if (slot.unit == unit) return;
     check(!slot.used, "unit ", slot.unit, " is gathered and not released, while unit ", unit, " needs its buffer");
-    if (slot.transfer) slot.transfer->wait();
+    settle(slot.transfer);
     slot.unit = unit;
     const Tensor own = compute_[index(unit)].empty() ? master_[index(unit)] : compute_[index(unit)];
     slot.transfer = mesh_.shard->all_gather(shards_of(slot.flat, mesh_.shard->size()), own);

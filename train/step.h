@@ -40,6 +40,9 @@ class Step {
  public:
   // weights were made with the settings' zero.
   Step(ModelWeights& weights, const StepSettings& settings);
+  ~Step() { dev_.after_each({}); }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
 
   // Gradients of the batch's mean loss over its good tokens, without an update. seed and step key the dropout.
   StepResult gradients(const HostRows& batch, std::uint64_t seed, std::int64_t step);
