@@ -160,13 +160,13 @@ Measured measure(const Options& options, Communicator& group, const Layout& layo
     const std::int64_t n = layout.rank == 0 ? weights.table().parameters[i].numel() : 0;
     std::vector<std::int64_t> wanted(static_cast<std::size_t>(layout.world()), -1);
     wanted[0] = static_cast<std::int64_t>(i);
-    std::vector<float> after(static_cast<std::size_t>(n)), before(after.size());
+    std::vector<float> after(static_cast<std::size_t>(n));
     weights.assembly().gather(wanted, weights.source(), after.data());
     if (layout.rank != 0) continue;
-    c.weights(i, 0, n, before.data());
+    std::vector<float>& change = m.gradient.emplace_back(after.size());
+    c.weights(i, 0, n, change.data());
     for (std::size_t e = 0; e < after.size(); ++e)
-      after[e] = static_cast<float>((static_cast<double>(before[e]) - after[e]) / lr);
-    m.gradient.push_back(std::move(after));
+      change[e] = static_cast<float>((static_cast<double>(change[e]) - after[e]) / lr);
   }
   return m;
 }

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <limits>
 #include <map>
+#include <numeric>
 
 #include "kernels/error.h"
 #include "model/parameters.h"
@@ -120,8 +121,8 @@ class Tables {
 Communicator* Tables::group(int size) {
   if (world_.rank() >= size) return nullptr;
   auto& kept = groups_[size];
-  std::vector<int> members;
-  for (int r = 0; r < size; ++r) members.push_back(r);
+  std::vector<int> members(static_cast<std::size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
   if (!kept) kept = size == 1 ? make_single_communicator("world") : world_.split(members, "world");
   return kept.get();
 }
@@ -230,7 +231,9 @@ void Tables::gradients() {
   const Measured exact = alone(user_, settings);
   std::map<std::pair<int, int>, std::map<int, Cell>> paths;  // by stage and reduction, then by sp
   std::vector<std::pair<std::string, Cell>> layouts;
-  for (const Shape& shape : shapes(user_, true)) {
+  const std::vector<Shape> fitting = shapes(user_, true);
+  check_usage(!fitting.empty(), "no layout of ", world_.size(), " ranks fits the model and the options; give others");
+  for (const Shape& shape : fitting) {
     layouts.emplace_back(shape.text(), Cell{});
     bool ran = false;
     for (int path = 0; path < 12; ++path) {
@@ -350,6 +353,7 @@ void Tables::good_tokens() {
                       theirs = "NaN, or a failed assertion (DeepSpeed #5223)";
     if (lacks(what, layout, theirs)) continue;
     const Measured m = step(layout, with(2, [](auto, auto) { return false; }), s);
+    figure(what + ", step skipped", m.result.outcome == StepResult::Outcome::no_good_tokens, 1, 0);
     row(what,
         figure(what + ", loss", m.result.loss, 0, 0, "loss %.0f").text +
             figure(what + ", norm", m.result.grad_norm, 0, 0, ", norm %.0f").text +
@@ -460,18 +464,22 @@ void Tables::tensor_parallel() {
   title("8 SGD steps at tp=2 dp=2, max_norm=1.0: largest distance of the losses from one process's",
         "DeepSpeed #9030, with its fault: 4.7e-4");
   s.clip_norm = 1;
+  s.zero = verify_settings(plain_, small_).zero;
   const Measured process = alone(small_, s, 8, 0.25);
-  for (int stage = 0; stage < 4; ++stage) {
-    const std::string what = str("ZeRO-", stage, " ", reduction_names[stage % 3], ", ", dp2_tp2.text());
+  for (int run = 0; run < 8; ++run) {
+    const bool rounds = run >= 4;
+    s.zero.stage = run % 4;
+    s.zero.reduction.kind = reductions[run % 3];
+    s.zero.dtype = rounds ? DType::bfloat16 : DType::float32;
+    const std::string what = str("ZeRO-", s.zero.stage, " ", reduction_names[run % 3], " ", name_of(s.zero.dtype));
     if (lacks(what, dp2_tp2, "")) continue;
-    s.zero.stage = stage;
-    s.zero.reduction.kind = reductions[stage % 3];
     const Measured m = step(dp2_tp2, small_, s, 8, 0.25);
     double gap = 0;
     for (std::size_t i = 0; i < process.losses.size(); ++i)
       gap = std::max(gap, std::abs(process.losses[i] - m.losses[i]));
     figure(what + ", copies that differ: " + m.replicas, !m.replicas.empty(), 0, 0);
-    const Cell cell = figure(what + ", losses", gap, 0, 1e-5, "%.0e");
+    // bfloat16 is compared with float32: its rounded weights move the losses by some 1e-2, copies left behind by 1.
+    const Cell cell = figure(what + ", losses", gap, 0, rounds ? 1e-1 : 1e-5, "%.0e");
     if (root()) row(what, str(cell.text, " (", m.losses.front(), " to ", m.losses.back(), ")"));
   }
 }
@@ -537,7 +545,7 @@ void Tables::everything_else() {
   for (const Shape& shape : shapes(bad, false)) {
     StepSettings s = verify_settings(plain_, bad);
     s.sp_mode = shape.mode;
-    s.zero.stage = shape.layout.dp % 2 ? 3 : 1;
+    s.zero.stage = 0;  // in which ranks that disagree do not wait for each other
     const Measured m = step(shape.layout, bad, s);
     const std::string what = "a gradient that is no number, " + shape.text();
     figure(what + ", step skipped", m.result.outcome == StepResult::Outcome::not_finite, 1, 0);
