@@ -77,4 +77,16 @@ struct Likeness {
 };
 Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& ref, double right = 1);
 
+// Tables, one a reported fault of other trainers: our figure, measured now, beside the faulty one. The case's gradient
+// in every layout, stage, reduction and sp_mode that fits, or in those that the options give, then the faults on small
+// models of their own. Every rank of `world` calls it; rank 0 prints, ending with a sentence for each figure that is
+// off. Layouts of fewer ranks run on the first ones. Returns how many are off.
+int verify_tables(const Options& options, Communicator& world, const VerifyCase& c);
+
+// Another trainer's gradients beside ours: prints, by group of parameters, ratio, residual and the likeliest cause; 0
+// when all agree, else 1. The options' file `against` holds tensors by Hugging Face name, with or without "grad." and
+// "transformer.", and may hold "grad_norm" and "loss". Every rank of `world` calls it; the options' layout is that of
+// our own step.
+int verify_against(const Options& options, Communicator& world);
+
 }  // namespace onescale

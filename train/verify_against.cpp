@@ -1,4 +1,4 @@
-#include "train/verify_against.h"
+// `onescale verify --against FILE`.
 
 #include <algorithm>
 #include <cmath>
@@ -7,6 +7,7 @@
 #include "kernels/error.h"
 #include "model/parameters.h"
 #include "train/layout_check.h"
+#include "train/verify.h"
 
 namespace onescale {
 
@@ -97,8 +98,7 @@ std::string find_mistake(const Options& options, const VerifyCase& c, const Step
   return "";
 }
 
-}  // namespace
-
+// Why every gradient could be `ratio` times too large; empty where nothing known gives this number.
 std::string cause_of_factor(double ratio, const HostBatch& batch, double norm, double tolerance) {
   const auto good = static_cast<double>(count_good_tokens(batch.labels.data(), batch.rows * batch.seq_len));
   const auto tokens = static_cast<double>(batch.rows * batch.seq_len);
@@ -118,6 +118,7 @@ std::string cause_of_factor(double ratio, const HostBatch& batch, double norm, d
   return "";
 }
 
+// Why a norm could be `theirs` over gradients that are right.
 std::string cause_of_norm(double theirs, const ModelConfig& config, const WholeTensors& exact, double tolerance) {
   const ParameterTable table = gpt_bigcode_table(config);
   double all = 0, replicated = 0;
@@ -128,26 +129,97 @@ std::string cause_of_norm(double theirs, const ModelConfig& config, const WholeT
   }
   const double kv = config.multi_query ? std::pow(likeness(parameter_groups(config)[2], exact, exact).norm, 2) : 0;
   const double wte = std::pow(likeness(each_parameter(table)[0], exact, exact).norm, 2);
-  if (near(theirs, std::sqrt(all), tolerance)) return "";
+  std::vector<std::pair<double, std::string>> known;  // squares, the likelier ones first
   for (const int tp : {2, 4, 8}) {
-    const double more = tp - 1;
-    if (near(theirs, std::sqrt(all + more * kv), tolerance))
-      return str("c_attn's K/V rows are counted on each of ", tp,
-                 " tp ranks: the norm is too large, clipping too hard");
-    if (near(theirs, std::sqrt(all + more * (kv + replicated)), tolerance))
-      return str("everything that tp replicates is counted on each of ", tp, " tp ranks");
+    known.emplace_back(all + (tp - 1) * kv, str("c_attn's K/V rows are counted on each of ", tp, " tp ranks"));
+    known.emplace_back(all + (tp - 1) * (kv + replicated), str("all that tp copies is counted on ", tp, " tp ranks"));
   }
-  if (near(theirs, std::sqrt(all - kv), tolerance)) return "c_attn's K/V rows are not counted";
-  if (config.tie_word_embeddings && near(theirs, std::sqrt(all + wte), tolerance))
-    return "the tied embedding is counted twice";
+  known.emplace_back(all - kv, "c_attn's K/V rows are not counted");
+  if (config.tie_word_embeddings) known.emplace_back(all + wte, "the tied embedding is counted twice");
   for (const double k : {2.0, 4.0, 8.0, 16.0}) {
-    if (near(theirs, std::sqrt(all) * k, tolerance) || near(theirs, std::sqrt(all) * std::sqrt(k), tolerance))
-      return str("counted ", k, " times, by ranks that hold the same gradients");
-    if (near(theirs, std::sqrt(all) / k, tolerance) || near(theirs, std::sqrt(all) / std::sqrt(k), tolerance))
-      return str("a mean over ", k, " ranks of norms or squares, or one rank's part");
+    for (const double squares : {all * k, all * k * k}) known.emplace_back(squares, str("counted ", k, " times"));
+    for (const double squares : {all / k, all / k / k}) known.emplace_back(squares, str("one part or a mean of ", k));
   }
+  for (const auto& [squares, cause] : known)
+    if (near(theirs, std::sqrt(squares), tolerance)) return cause;
   return "no known cause";
 }
+
+// Prints the comparison, on rank 0; returns the exit code.
+int report(const Options& options, const VerifyCase& c, const Layout& layout, const Measured& ours,
+           const WholeTensors& theirs, const SafetensorsFile& file, const std::vector<std::string>& absent) {
+  const StepSettings settings = verify_settings(options, c);
+  const ParameterTable table = gpt_bigcode_table(c.config);
+  int code = absent.empty() ? 0 : 1;
+  // Another library's order of additions, or TF32 products; in bfloat16 a number has 8 bits.
+  const double tolerance = settings.zero.dtype == DType::bfloat16 ? 3e-2 : 1e-3;
+  const double norm = ours.result.grad_norm;
+  Part all{"everything", {}};
+  std::vector<Part> groups = parameter_groups(c.config);
+  for (const std::string& name : absent) std::printf("absent: %s\n", name.c_str());
+  for (Part& group : groups) {
+    std::erase_if(group.ranges, [&](const Part::Range& range) {
+      const std::string& name = table.parameters[range.parameter].name;
+      return std::find(absent.begin(), absent.end(), name) != absent.end();
+    });
+    all.ranges.insert(all.ranges.end(), group.ranges.begin(), group.ranges.end());
+  }
+  std::erase_if(groups, [](const Part& group) { return group.ranges.empty(); });
+
+  const Likeness total = likeness(all, theirs, ours.gradient);
+  std::vector<Likeness> found;
+  bool turned = false, others_agree = true;  // turned: a group other than the K/V rows has another direction
+  for (const Part& group : groups) {
+    found.push_back(likeness(group, theirs, ours.gradient));
+    if (group.name == "c_attn K/V rows") continue;
+    turned |= !(found.back().residual <= tolerance * std::max(1.0, std::abs(found.back().ratio)));
+    others_agree &= near(found.back().ratio, 1, tolerance);
+  }
+  const std::string mistake = turned ? find_mistake(options, c, settings, all, theirs, tolerance) : std::string();
+  std::printf("%s against %s, %s: good tokens %lld, loss %.9f, norm %.9f\n%-20s %12s %12s  %s\n",
+              options.against.c_str(), layout.text().c_str(), options.dtype.c_str(),
+              static_cast<long long>(ours.result.good_tokens), ours.result.loss, norm, "", "ratio", "residual",
+              "likeliest cause");
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const Likeness& l = found[i];
+    std::string cause;
+    if (near(l.ratio, 1, tolerance) && l.residual <= tolerance) {
+      cause = "agrees";
+    } else if (groups[i].name == "c_attn K/V rows" && !turned && others_agree) {
+      cause = l.ratio < 1
+                  ? str("not summed over tp: one rank's part (about 1 / tp = 1 / ", std::round(1 / l.ratio), ")")
+                  : "summed over tp more than once";
+    } else if (!mistake.empty()) {
+      cause = mistake;
+    } else if (l.residual <= tolerance * std::abs(l.ratio)) {
+      cause = cause_of_factor(l.ratio, c.batch, norm, tolerance);
+    }
+    if (cause.empty())
+      cause = l.residual > 0.1 * std::abs(l.ratio) ? "another direction: other weights, tokens or dropout?"
+                                                   : "no known cause";
+    if (cause != "agrees") code = 1;
+    std::printf("%-20s %12.6f %12.2e  %s\n", groups[i].name.c_str(), l.ratio, l.residual, cause.c_str());
+  }
+  for (const auto& [name, value] : {std::pair{"grad_norm", norm}, std::pair{"loss", ours.result.loss}}) {
+    const StoredTensor* const stored = file.find(name);
+    if (!stored || stored->numel() != 1) continue;
+    double other = 0;
+    file.read(*stored, 0, 1, &other);
+    const double ratio = other / value;
+    std::string cause = "agrees";
+    if (other != value && !near(ratio, 1, tolerance)) {
+      cause = name == std::string("loss")           ? "not the mean over the good tokens"
+              : near(ratio, total.ratio, tolerance) ? "the gradients' own factor"
+                                                    : cause_of_norm(other, c.config, ours.gradient, tolerance);
+      code = 1;
+    }
+    std::printf("%-20s %12.6f %12s  %s\n", name, ratio, "", cause.c_str());
+  }
+  std::printf(code ? "they do not agree\n" : "they agree\n");
+  return code;
+}
+
+}  // namespace
 
 int verify_against(const Options& options, Communicator& world) {
   check_usage(!options.model.empty() && !options.batch.empty(), "against ", options.against,
@@ -163,78 +235,9 @@ int verify_against(const Options& options, Communicator& world) {
   std::vector<std::string> absent;
   const WholeTensors theirs = read_theirs(file, source.table(), absent);
   check(absent.size() < theirs.size(), file.path(), " holds no gradient by a Hugging Face name, such as ", absent[0]);
-  const StepSettings settings = verify_settings(options, c);
-  const Measured ours = measure(options, world, layout, c, settings);
+  const Measured ours = measure(options, world, layout, c, verify_settings(options, c));
 
-  int code = 0;
-  if (world.rank() == 0) {
-    // Another library's order of additions, or TF32 products; in bfloat16 a number has 8 bits.
-    const double tolerance = settings.zero.dtype == DType::bfloat16 ? 3e-2 : 1e-3;
-    const double norm = ours.result.grad_norm;
-    Part all{"everything", {}};
-    std::vector<Part> groups = parameter_groups(c.config);
-    for (const std::string& name : absent) std::printf("absent: %s\n", name.c_str());
-    for (Part& group : groups) {
-      std::erase_if(group.ranges, [&](const Part::Range& range) {
-        const std::string& name = source.table().parameters[range.parameter].name;
-        return std::find(absent.begin(), absent.end(), name) != absent.end();
-      });
-      all.ranges.insert(all.ranges.end(), group.ranges.begin(), group.ranges.end());
-    }
-    std::erase_if(groups, [](const Part& group) { return group.ranges.empty(); });
-
-    const Likeness total = likeness(all, theirs, ours.gradient);
-    std::vector<Likeness> found;
-    bool turned = false, others_agree = true;  // turned: a group other than the K/V rows has another direction
-    for (const Part& group : groups) {
-      found.push_back(likeness(group, theirs, ours.gradient));
-      if (group.name == "c_attn K/V rows") continue;
-      turned |= !(found.back().residual <= tolerance * std::max(1.0, std::abs(found.back().ratio)));
-      others_agree &= near(found.back().ratio, 1, tolerance);
-    }
-    const std::string mistake = turned ? find_mistake(options, c, settings, all, theirs, tolerance) : std::string();
-    std::printf("%s against %s, %s: good tokens %lld, loss %.9f, norm %.9f\n%-20s %12s %12s  %s\n",
-                options.against.c_str(), layout.text().c_str(), options.dtype.c_str(),
-                static_cast<long long>(ours.result.good_tokens), ours.result.loss, norm, "", "ratio", "residual",
-                "likeliest cause");
-    for (std::size_t i = 0; i < groups.size(); ++i) {
-      const Likeness& l = found[i];
-      std::string cause;
-      if (near(l.ratio, 1, tolerance) && l.residual <= tolerance) {
-        cause = "agrees";
-      } else if (groups[i].name == "c_attn K/V rows" && !turned && others_agree) {
-        cause = l.ratio < 1
-                    ? str("not summed over tp: one rank's part (about 1 / tp = 1 / ", std::round(1 / l.ratio), ")")
-                    : "summed over tp more than once";
-      } else if (!mistake.empty()) {
-        cause = mistake;
-      } else if (l.residual <= tolerance * std::abs(l.ratio)) {
-        cause = cause_of_factor(l.ratio, c.batch, norm, tolerance);
-      }
-      if (cause.empty())
-        cause = l.residual > 0.1 * std::abs(l.ratio) ? "another direction: other weights, tokens or dropout?"
-                                                     : "no known cause";
-      if (cause != "agrees") code = 1;
-      std::printf("%-20s %12.6f %12.2e  %s\n", groups[i].name.c_str(), l.ratio, l.residual, cause.c_str());
-    }
-    for (const auto& [name, value] : {std::pair{"grad_norm", norm}, std::pair{"loss", ours.result.loss}}) {
-      const StoredTensor* const stored = file.find(name);
-      if (!stored || stored->numel() != 1) continue;
-      double other = 0;
-      file.read(*stored, 0, 1, &other);
-      const double ratio = other / value;
-      std::string cause = "agrees";
-      if (!near(ratio, 1, tolerance)) {
-        cause = name == std::string("loss")           ? "not the mean over the good tokens"
-                : near(ratio, total.ratio, tolerance) ? "the gradients' own factor"
-                                                      : cause_of_norm(other, c.config, ours.gradient, tolerance);
-        code = 1;
-      }
-      std::printf("%-20s %12.6f %12s  %s\n", name, ratio, "", cause.c_str());
-    }
-    if (!absent.empty()) code = 1;
-    std::printf(code ? "they do not agree\n" : "they agree\n");
-  }
+  const int code = world.rank() == 0 ? report(options, c, layout, ours, theirs, file, absent) : 0;
   return world.exchange(code)[0];
 }
 

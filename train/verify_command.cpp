@@ -6,8 +6,7 @@
 
 #include "kernels/error.h"
 #include "train/commands.h"
-#include "train/verify_against.h"
-#include "train/verify_tables.h"
+#include "train/verify.h"
 
 namespace onescale {
 

@@ -1,4 +1,4 @@
-#include "train/verify_tables.h"
+// The tables of `onescale verify`.
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +10,7 @@
 #include "kernels/error.h"
 #include "model/parameters.h"
 #include "train/layout_check.h"
+#include "train/verify.h"
 
 namespace onescale {
 

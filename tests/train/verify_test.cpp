@@ -7,7 +7,6 @@
 #include "tests/temp_dir.h"
 #include "tests/train/golden.h"
 #include "train/commands.h"
-#include "train/verify_against.h"
 
 namespace onescale {
 namespace {
