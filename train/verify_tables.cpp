@@ -376,6 +376,7 @@ void Tables::accumulation() {
     row(what, figure(what, step(layout, c, s).result.loss, 1.75, 1e-5).text, "2.5000");
   }
   const VerifyCase four = relabelled(small_, 4, [](auto row, auto t) { return t <= 2 * row; });
+  s.zero.reduction.bucket_mb = 1000 * 4 / 1048576.0;  // some are reduced before the next micro-batch begins
   for (const std::int64_t rows : {2, 1}) {
     s.micro_batch = rows;
     for (const Layout& layout : {one, dp2})
