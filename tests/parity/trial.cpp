@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "model/parameters.h"
 #include "parallel/replicas.h"
@@ -193,6 +194,28 @@ void expect_alike(Communicator& group, Report& report, const StepResult& result)
     report.expect(all[r] == all[0], "rank ", r, " has another loss, norm, coefficient or count than rank 0");
 }
 
+// Memory by kind, and what a step moves in the groups where that does not depend on its labels.
+struct Cost {
+  Cost(const Device& device, const Mesh& mesh)
+      : memory(device.memory()), shard(mesh.shard->traffic().operations), sp(mesh.sp->traffic().operations) {
+    memory[static_cast<std::size_t>(Kind::kernel_scratch)] = 0;  // of the largest operation; labels decide which
+    for (auto* operations : {&shard, &sp}) {
+      for (auto& [name, count] : *operations) count.seconds = 0;
+    }
+  }
+  std::array<std::int64_t, kind_count> memory;
+  std::map<std::string, Traffic::Count> shard, sp;
+};
+
+// Of this rank's step as `plan` finds it, on a dry device and recording groups.
+Cost planned(const Layout& layout, const ModelConfig& config, const StepSettings& settings, const Path& path) {
+  const std::unique_ptr<Mesh> mesh = Mesh::recording(layout);
+  const std::unique_ptr<Device> device = make_cpu_device(1, true);
+  ModelWeights weights(*device, *mesh, config, settings.zero);
+  Step(weights, settings).run_empty(path.micro_batches);
+  return {*device, *mesh};
+}
+
 }  // namespace
 
 void compare_step(Communicator& group, Report& report, const Model& model, const HostBatch& batch, const Path& path,
@@ -213,7 +236,12 @@ void compare_step(Communicator& group, Report& report, const Model& model, const
   StepSettings settings = path.settings(batch.rows, batch.seq_len);
   settings.clip_norm = chosen.limit;
   Trial trial(mesh, model, settings);
+  for (Communicator* part : mesh.groups()) part->reset_traffic();
   const StepResult result = trial.step.run(batch.of_rank(layout), seed, 0, chosen.lr);
+  const Cost cost(*trial.device, mesh), plan = planned(layout, model.config, settings, path);
+  report.expect(cost.memory == plan.memory, "memory is not what was planned");
+  if (result.outcome == StepResult::Outcome::updated)
+    report.expect(cost.shard == plan.shard && cost.sp == plan.sp, "collectives are not those that were planned");
   for (Communicator* part : {mesh.tp.get(), mesh.sp.get(), mesh.dp.get(), mesh.shard.get()}) {
     const std::vector<std::uint64_t> order = part->exchange(part->order_hash());
     report.expect(std::count(order.begin(), order.end(), order[0]) == part->size(), "ranks of ", part->name(),

@@ -68,7 +68,8 @@ std::vector<double> widened(const std::vector<float>& x);
 bool near(double x, double want, double relative);
 
 // One SGD step and the loss of the next on every rank of `group`, against one process; clip: the limit over the exact
-// norm, 0 for none. Also: results alike on all ranks, the same collectives in the same order, replicas alike.
+// norm, 0 for none. Also: results alike on all ranks, the same collectives in the same order, replicas alike, memory
+// and collectives as planned.
 void compare_step(Communicator& group, Report& report, const Model& model, const HostBatch& batch, const Path& path,
                   double clip);
 
