@@ -52,8 +52,14 @@ std::string detail(const std::string& what) {
   return shortened(begin == std::string::npos ? what : what.substr(begin + 2));
 }
 
-std::string shown(const Value& value) {
-  return shortened(value.dump(-1, ' ', false, Value::error_handler_t::replace));
+// The value as text, made only where a sentence is written.
+struct shown {
+  explicit shown(const Value& value) : value(value) {}
+  const Value& value;
+};
+
+std::ostream& operator<<(std::ostream& out, const shown& s) {
+  return out << shortened(s.value.dump(-1, ' ', false, Value::error_handler_t::replace));
 }
 
 }  // namespace

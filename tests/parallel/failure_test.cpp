@@ -1,37 +1,12 @@
 // Jobs of real ranks that go wrong: one sentence, first on standard error, once; the exit code; an end within 10 s.
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-
-#include <chrono>
-#include <cstdio>
-#include <string>
+#include "tests/job.h"
 
 namespace onescale {
 namespace {
 
-struct Ended {
-  int code = 0;
-  double seconds = 0;
-  std::string error;  // standard error
-  std::string first_line() const { return error.substr(0, error.find('\n')); }
-  int sentences() const {
-    int count = 0;
-    for (std::size_t i = error.find("onescale:"); i != std::string::npos; i = error.find("onescale:", i + 1)) ++count;
-    return count;
-  }
-};
-
 Ended run(const std::string& command) {
-  const auto begin = std::chrono::steady_clock::now();
-  Ended ended;
-  FILE* pipe = popen(("export OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0; " + command + " 2>&1 >/dev/null").c_str(),
-                     "r");  // NOLINT(cert-env33-c)
-  char buffer[4096];
-  for (std::size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) ended.error.append(buffer, n);
-  const int status = pclose(pipe);
-  ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  ended.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  EXPECT_LT(ended.seconds, 10);
+  Ended ended = run_job(command);
+  EXPECT_LT(ended.seconds, soon);
   return ended;
 }
 
