@@ -56,6 +56,7 @@ stage format format
 stage 'build release' build release
 stage unit tests release '^unit$'
 stage golden tests release '^golden$'
+stage parity tests release '^parity$'
 stage clang-tidy tidy
 stage 'build asan' build asan
 stage sanitizers tests asan '^(unit|golden)$'
