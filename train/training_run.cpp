@@ -155,11 +155,18 @@ void TrainingRun::find_start() {
     const char* command[] = {"onescale", "train", "--config", file.c_str()};
     before = flat(parse(4, command).options);
   }
-  for (const Change& change : changed(before, flat(options_))) {
+  for (const Change& change : changed(before, settings())) {
     check_usage(!change.fixed, "run_dir ", options_.run_dir, " holds a run with ", change.name, " = ", change.before,
                 ", not ", change.after, "; give that value or another run_dir");
     notes_.push_back(str("changed since the checkpoint: ", change.name, " was ", change.before, ", is ", change.after));
   }
+}
+
+// The options and the number of ranks, as checkpoints keep them.
+Flat TrainingRun::settings() const {
+  Flat all = flat(options_);
+  all.emplace_back("world", std::to_string(layout_.world()));
+  return all;
 }
 
 // Dropout that no option sets is that of the model which the run goes on with.
@@ -277,7 +284,7 @@ void TrainingRun::restore() {
   }
   saved_step_ = checkpoint_ ? state_.step : -1;
   state_.seed = static_cast<std::uint64_t>(options_.seed);
-  state_.options = flat(options_);
+  state_.options = settings();
   on_root(world_.communicator(), [&] { metrics_ = std::make_unique<MetricsFile>(options_.run_dir, state_.step); });
   if (!options_.trace.empty()) trace_ = std::make_unique<Trace>(options_.trace, options_.trace_steps, *device_, *mesh_);
   checkpoint_.reset();

@@ -35,6 +35,7 @@ class TrainingRun {
   void open();  // what the constructor does
   void make_directory();
   void find_start();
+  Flat settings() const;
   void open_data();
   void keep_dropout(const ModelConfig& config);
   void allocate();

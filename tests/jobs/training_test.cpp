@@ -167,6 +167,9 @@ TEST_F(Training, OtherLayoutsResume) {
     EXPECT_EQ(train(ranks, "moved", str(options, last ? "" : " --stop_after 2")).code, last ? 0 : 75) << options;
   }
   expect_close("one", "moved");
+  std::ifstream file(dir("moved") + "/log.txt");
+  const std::string log{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_NE(log.find("changed since the checkpoint: world was 8, is 4"), std::string::npos) << log;
 }
 
 // A job in the background.
