@@ -190,8 +190,8 @@ std::map<std::string, std::string> write_tensors(const std::string& dir, const s
                                                  Communicator& group, std::int64_t limit) {
   std::int64_t total = 0;
   for (const StoredTensor& t : tensors) total += t.bytes();
-  // The smallest files of which no rank has more than one, where `limit` allows that.
-  const auto ranks = static_cast<std::size_t>(group.size());
+  // The smallest files of which no writer has more than one, where `limit` allows that.
+  const std::size_t ranks = std::min(static_cast<std::size_t>(group.size()), most_writers);
   std::int64_t low = std::min(limit, (total + group.size() - 1) / group.size()), high = limit;
   while (low < high) {
     const std::int64_t middle = low + (high - low) / 2;
@@ -205,7 +205,8 @@ std::map<std::string, std::string> write_tensors(const std::string& dir, const s
   Json map = Json::object();
   std::size_t first = 0, turns = 0;
   for (std::size_t f = 0; f < files.size(); ++f) {
-    FileQueue& queue = queues[f % queues.size()];
+    // Spread over the group: neighbours may share a machine.
+    FileQueue& queue = queues[files.size() < queues.size() ? f * queues.size() / files.size() : f % queues.size()];
     queue.add(files[f].first, first, files[f].second.size());
     first += files[f].second.size();
     turns = std::max(turns, queue.turns());

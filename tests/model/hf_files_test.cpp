@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fstream>
 #include <numeric>
+#include <set>
 
 #include "model/half.h"
 #include "model/parameters.h"
@@ -118,6 +119,26 @@ TEST(HfFiles, WritesWhatReadsBackInOneFileOrMany) {
   }
   const ParameterTable table = gpt_bigcode_table(small());
   EXPECT_EQ(split_files(model_tensors(table, FileType::F32), "model", 1500)[0].first.substr(0, 15), "model-00001-of-");
+}
+
+// Two files of every one of a thousand ranks would be more than a process may hold open.
+TEST(HfFiles, ManyRanksWriteNoMoreFilesThanAReaderCanOpen) {
+  std::vector<StoredTensor> tensors;
+  for (int i = 0; i < 1000; ++i) tensors.push_back({str("t", i), FileType::F32, {2}});
+  const TempDir dir;
+  std::set<std::size_t> writers;
+  const Gather gather = [&](const std::vector<std::int64_t>& wanted, float*) {
+    for (std::size_t r = 0; r < wanted.size(); ++r) {
+      if (wanted[r] >= 0) writers.insert(r);
+    }
+  };
+  write_tensors(dir.path(), "model", tensors, gather, *make_recording_communicator("world", 0, 1000));
+  EXPECT_EQ(writers.size(), 125u);  // 8 tensors each
+  EXPECT_EQ(*writers.rbegin(), 992u);
+  const Json map = Json::read_file(dir / "model.safetensors.index.json").at("weight_map");
+  std::set<std::string> files;
+  for (const std::string& name : map.keys()) files.insert(map.at(name).string());
+  EXPECT_EQ(files.size(), writers.size());
 }
 
 TEST(HfFiles, ReadsEveryTypeWithAndWithoutPrefix) {
