@@ -216,6 +216,7 @@ std::map<std::string, std::string> write_tensors(const std::string& dir, const s
   std::exception_ptr failure;  // kept until the others have had their tensors
   for (std::size_t turn = 0; turn < turns; ++turn) {
     std::vector<std::int64_t> wanted;
+    wanted.reserve(queues.size());
     for (const FileQueue& queue : queues) wanted.push_back(queue.tensor(turn));
     const std::int64_t own = mine.tensor(turn);
     std::vector<float> values(own < 0 ? 0 : static_cast<std::size_t>(tensors[static_cast<std::size_t>(own)].numel()));
