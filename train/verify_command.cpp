@@ -50,6 +50,8 @@ int tables(const Options& options, Communicator& all) {
 
 int verify_command(const Options& options, World& world) {
   world.check_same("program or options", identity(options));
+  // Ranks that part ways wait for each other; with small models no step takes that long.
+  if (options.model.empty() && !options.has("comm_timeout")) world.set_timeout(60);
   return options.against.empty() ? tables(options, world.communicator())
                                  : verify_against(options, world.communicator());
 }
