@@ -23,7 +23,7 @@ class Report {
     ++failures;
     const std::string text = str(what_, ": ", sentence...);
     check(!stop_, text);
-    if (failures < 20) std::printf("DIFFERS %s\n", text.c_str());
+    if (failures < 20) std::printf("DIFFERS %s\n", text.c_str()), std::fflush(stdout);
   }
 
   std::int64_t cases = 0, comparisons = 0, failures = 0;
