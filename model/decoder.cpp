@@ -20,6 +20,7 @@ BlockSaved rows_of(BlockSaved s, std::int64_t n) {
 
 Decoder::Decoder(Device& device, Mesh& mesh, const ModelConfig& config, std::int64_t capacity, DType dtype)
     : dev_(device),
+      world_(mesh.world),
       config_(config),
       shard_(config, mesh.layout.tp, mesh.layout.tp_rank()),
       tp_(device, *mesh.tp, std::min(capacity, prompt_chunk) * config.n_embd, dtype),
@@ -110,6 +111,8 @@ void Decoder::pass(std::span<const std::int32_t> ids, Weights& weights, bool las
   weights.release(table_unit);
   weights.release(ln_f_unit);
   if (float_logits_.data != logits_.data) dev_.copy(float_logits_, logits_);
+  // All ranks draw the same token.
+  world_.broadcast(float_logits_, 0)->wait();
   dev_.download(host_logits_.data(), float_logits_.slice(0, 0, config_.vocab_size));
 }
 

@@ -12,7 +12,8 @@ namespace onescale {
 class Decoder {
  public:
   // capacity: the most tokens of prompt and continuation together, at most n_positions.
-  // Tensor-parallel ranks decode together; all other ranks of a mesh do the same work.
+  // Tensor-parallel ranks decode together; all other ranks of a mesh do the same work, and every rank receives rank 0's
+  // logits.
   Decoder(Device& device, Mesh& mesh, const ModelConfig& config, std::int64_t capacity, DType dtype);
   Decoder(const Decoder&) = delete;  // its parts refer to each other
   Decoder& operator=(const Decoder&) = delete;
@@ -27,6 +28,7 @@ class Decoder {
   void pass(std::span<const std::int32_t> ids, Weights& weights, bool last);
 
   Device& dev_;
+  Communicator& world_;
   ModelConfig config_;
   ModelShard shard_;
   TensorParallel tp_;

@@ -141,14 +141,24 @@ std::unique_ptr<Transfer> Communicator::broadcast(Tensor x, int root) {
   return std::make_unique<Timed>(start_broadcast(x, root), *this, "broadcast");
 }
 
+// A call that waits, as a transfer.
+class Communicator::Call final : public Transfer {
+ public:
+  explicit Call(std::function<void()> work) : work_(std::move(work)) {}
+  void wait() override { work_(); }
+
+ private:
+  std::function<void()> work_;
+};
+
 void Communicator::barrier() {
   count("barrier", 0, 0);
-  do_barrier();
+  Timed(std::make_unique<Call>([&] { do_barrier(); }), *this, "barrier").wait();
 }
 
 void Communicator::exchange(void* all, const void* mine, std::int64_t bytes) {
   count("exchange", bytes * (size_ - 1), bytes);
-  do_exchange(all, mine, bytes);
+  Timed(std::make_unique<Call>([&] { do_exchange(all, mine, bytes); }), *this, "exchange").wait();
 }
 
 std::unique_ptr<Communicator> make_single_communicator(const std::string& name) {

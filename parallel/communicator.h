@@ -95,6 +95,7 @@ class Communicator {
 
  private:
   class Timed;
+  class Call;
   void count(const char* operation, std::int64_t sent, std::int64_t size);
 
   std::string name_;

@@ -244,8 +244,7 @@ void TrainingRun::allocate() {
       },
       &plan);
   if (layout_.world() > 1) {
-    say(str("ranks        ", layout_.world(), " from ", world_.launch().source, ": ", layout_.text(), ", zero ",
-            options_.zero));
+    say(str("layout       ", layout_.text(), ", zero ", options_.zero));
   }
   say(str("device       ", device_->describe()));
   say(str("model        ", config_.parameters(), " parameters: n_layer ", config_.n_layer, ", n_embd ", config_.n_embd,
