@@ -192,5 +192,16 @@ TEST(Theory, CollectivesOfTheTensorGroup) {
   }
 }
 
+// After a library's reduction, whose order of additions may differ, tp rank 0 sends its replicated elements: positions,
+// eight tensors a block and two of the last normalisation.
+TEST(Theory, CopiesTakeTheBitsOfOneRank) {
+  const std::int64_t block = 2 * C + (2 * d * C + 2 * d) + C + 2 * C + C;
+  for (const Reduction kind : {Reduction::reduce_scatter, Reduction::all_reduce}) {
+    const Planned plan({1, 1, 2, 0}, settings(0, kind), true, 3);
+    EXPECT_EQ(plan.mesh->tp->traffic().operations.at("broadcast"),
+              (Traffic::Count{1 + 8 * L + 2, 4 * (P * C + L * block + 2 * C)}));
+  }
+}
+
 }  // namespace
 }  // namespace onescale
