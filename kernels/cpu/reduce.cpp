@@ -74,6 +74,20 @@ std::int64_t partial_bytes(const Tensor& x) {
   return (x.numel() + total_block - 1) / total_block * static_cast<std::int64_t>(sizeof(double));
 }
 
+template <class Out, class In>
+void add_pieces(const Tensor& out, const std::vector<Tensor>& pieces, Write write, int threads) {
+  constexpr std::int64_t block = 1 << 14;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::int64_t begin = 0; begin < out.numel(); begin += block) {
+    each_vector(std::min(block, out.numel() - begin), [&](std::int64_t i, auto part) {
+      f16x sum = part.load(pieces[0].as<In>() + begin + i);
+      for (std::size_t p = 1; p < pieces.size(); ++p) sum += part.load(pieces[p].as<In>() + begin + i);
+      Out* const to = out.as<Out>() + begin + i;
+      part.store(to, write == Write::accumulate ? part.load(to) + sum : sum);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace cpu
 
@@ -86,20 +100,12 @@ void CpuDevice::sum_pieces(Tensor out, const std::vector<Tensor>& pieces, Write 
   Run run(*this, "sum_pieces", k * static_cast<double>(out.numel()),
           k * static_cast<double>(pieces[0].bytes()) + static_cast<double>(out.bytes()));
   if (!run) return;
-  const auto add = [&]<class Out, class In>(Out*, In*) {
-    constexpr std::int64_t block = 1 << 14;
-#pragma omp parallel for num_threads(threads_) schedule(static)
-    for (std::int64_t begin = 0; begin < out.numel(); begin += block) {
-      cpu::each_vector(std::min(block, out.numel() - begin), [&](std::int64_t i, auto part) {
-        cpu::f16x sum = part.load(pieces[0].as<In>() + begin + i);
-        for (std::size_t p = 1; p < pieces.size(); ++p) sum += part.load(pieces[p].as<In>() + begin + i);
-        Out* const to = out.as<Out>() + begin + i;
-        part.store(to, write == Write::accumulate ? part.load(to) + sum : sum);
-      });
-    }
-  };
   cpu::with_storage(dtype, [&]<class In>(In) {
-    cpu::with_storage(out.dtype, [&]<class Out>(Out) { add(static_cast<Out*>(nullptr), static_cast<In*>(nullptr)); });
+    if (out.dtype == DType::float32) {
+      cpu::add_pieces<float, In>(out, pieces, write, threads_);
+    } else {
+      cpu::add_pieces<In, In>(out, pieces, write, threads_);
+    }
   });
 }
 
