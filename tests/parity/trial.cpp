@@ -96,9 +96,9 @@ Whole Trial::gather(const Assembly::Source& source) {
 }
 
 // float32: what the convention promises. bfloat16 keeps 8 bits; two layouts round other partial sums, some ten times on
-// the way: a few percent, which averages out in the ratio.
+// the way: a few percent, which averages out in the ratio of a matrix, less so in that of 32 biases.
 Tolerance tolerance(DType dtype) {
-  return dtype == DType::float32 ? Tolerance{1e-5, 1e-5} : Tolerance{6e-2, 2e-2};
+  return dtype == DType::float32 ? Tolerance{1e-5, 1e-5} : Tolerance{6e-2, 3e-2};
 }
 
 bool near(double x, double want, double relative) {
