@@ -1,3 +1,5 @@
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <utility>
 
@@ -24,13 +26,15 @@ void settle(std::unique_ptr<Transfer>& transfer) {
   if (transfer) std::exchange(transfer, nullptr)->wait();
 }
 
-// Before the memory that a transfer writes to goes; after a failure nobody may be there to wait for.
+// Before the memory that a transfer writes to goes. After a failure nobody may be there to wait for; a failure here ends
+// the process, which must not go on with memory that others still write to.
 void settle_at_end(std::unique_ptr<Transfer>& transfer) noexcept {
   if (std::uncaught_exceptions() > 0) return;
   try {
     settle(transfer);
-  } catch (const Error&) {
-    transfer.reset();
+  } catch (const Error& error) {
+    std::fprintf(stderr, "onescale: %s\n", error.what());
+    std::_Exit(1);
   }
 }
 
