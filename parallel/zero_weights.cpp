@@ -26,8 +26,8 @@ void settle(std::unique_ptr<Transfer>& transfer) {
   if (transfer) std::exchange(transfer, nullptr)->wait();
 }
 
-// Before the memory that a transfer writes to goes. After a failure nobody may be there to wait for; a failure here ends
-// the process, which must not go on with memory that others still write to.
+// Before the memory that a transfer writes to goes. After a failure nobody may be there to wait for; a failure here
+// ends the process, which must not go on with memory that others still write to.
 void settle_at_end(std::unique_ptr<Transfer>& transfer) noexcept {
   if (std::uncaught_exceptions() > 0) return;
   try {
