@@ -27,7 +27,7 @@ struct Traffic {
   struct Count {
     std::int64_t calls = 0, bytes = 0;
     double seconds = 0;  // of waiting
-    bool operator==(const Count&) const = default;
+    bool operator==(const Count& other) const { return calls == other.calls && bytes == other.bytes; }
   };
   std::map<std::string, Count> operations;
   double exposed_seconds = 0;
