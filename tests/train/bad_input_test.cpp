@@ -264,6 +264,7 @@ TEST_F(BadInput, RunDirectories) {
   const Words export_run = {"export", "--model", at("run"), "--out"};
   check_cases({
       {"unwritable", train("corpus/1.py/run"), 1, {at("corpus/1.py/run")}},
+      {"a name that no file can have", train(std::string(300, 'x')), 1, {"xxx: ", "check the path"}},
       {"a file", train("corpus/1.py"), 2, {at("corpus/1.py"), "not a directory"}},
       {"not a run", train("full"), 2, {at("full"), "new directory"}},
       {"other sizes", train("run", {"--n_layer", "2"}), 2, {at("run"), "n_layer = 1", "another run_dir"}},
