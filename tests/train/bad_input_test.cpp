@@ -283,12 +283,16 @@ TEST_F(BadInput, RunDirectories) {
 }
 
 TEST_F(BadInput, CheckpointsThatWereDamaged) {
-  fs::copy(at("run"), at("damaged"), fs::copy_options::recursive);
+  must(train("damaged", {"--save_every", "1"}));
   const fs::path checkpoint = fs::path(at("damaged")) / "checkpoints/step-00000002/model.safetensors";
   std::fstream file(checkpoint, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(-3, std::ios::end);
   file.put('\x55');
   file.close();
+  const Outcome older = run({"eval", "--data", at("data"), "--model", at("damaged")});
+  EXPECT_EQ(older.code, 0);
+  EXPECT_NE(older.error.find("step-00000001 is used instead"), std::string::npos) << older.error;
+  fs::remove_all(at("damaged/checkpoints/step-00000001"));
   check_cases(
       {{"all checkpoints damaged", train("damaged", {"--steps", "3"}), 1, {"step-00000002", "model.safetensors"}}});
 }
