@@ -1,9 +1,12 @@
 // Token shards: llm.c's .bin, extended. A header of 256 int32 (little-endian), then the tokens.
-//   [0] magic 20240520 and [1] version 1: uint16 tokens; or magic 20240801 and version 7: uint32 tokens (vocabularies
-//   over 65536) [2] number of tokens, -1 when it exceeds 2^31 - 1 (then only our extension holds it) The extension, all
-//   zero in llm.c's own files: [3] vocabulary size   [4] end of text id   [5] flags: 1 extension present, 2 end of text
-//   begins each document, 4 has a mask [6..13] tokenizer hash   [14] [15] number of tokens as int64, low word first
-//   [16] largest id
+// - [0] magic, [1] version: 20240520 and 1 for uint16 tokens, 20240801 and 7 for uint32 (vocabularies over 65536)
+// - [2] number of tokens, -1 when it exceeds 2^31 - 1 (then only our extension holds it)
+// The extension, all zero in llm.c's own files:
+// - [3] vocabulary size, [4] end of text id
+// - [5] flags: 1 extension present, 2 end of text begins each document, 4 has a mask
+// - [6..13] tokenizer hash
+// - [14], [15] number of tokens as int64, low word first
+// - [16] largest id
 // The file's size is exactly 1024 + tokens * bytes a token. Beside x.bin lie x.docs, the end of each document as a
 // token offset (u64 LE, no header), and, if any target is to be ignored, x.mask: one bit a token, lowest bit first, 1
 // where the token is no target.

@@ -102,6 +102,14 @@ NewDirectory::NewDirectory(const std::string& target) : target_(plain_path(targe
   std::error_code error;
   fs::create_directories(path_, error);
   check(!error, target_, ": the directory cannot be made (", error.message(), "); give a place that can be written");
+  if (!fs::exists(fs::symlink_status(target_, error))) return;
+  // What cannot be replaced later (files, ".", a mount, a link) is refused before the work.
+  fs::rename(path_, target_, error);
+  if (!error) fs::create_directory(path_, error);
+  if (!error) return;
+  const std::string reason = error.message();
+  fs::remove(path_, error);
+  throw Error(str(target_, ": a new directory cannot take this name (", reason, "); give a free one"));
 }
 
 NewDirectory::~NewDirectory() {

@@ -51,7 +51,8 @@ class File {
 // A directory that is filled beside its place: path() is its name until publish().
 class NewDirectory {
  public:
-  // Makes it, and those above it. Throws Error where it cannot be written.
+  // Makes it, and those above it. Throws Error where it cannot be written, or the target is there and no empty
+  // directory that another can replace.
   explicit NewDirectory(const std::string& target);
   ~NewDirectory();  // removes what was not published
   NewDirectory(const NewDirectory&) = delete;

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <new>
 #include <optional>
 
@@ -147,6 +148,8 @@ int World::run(const std::function<int()>& body) {
     return fail(2, error.what());
   } catch (const std::bad_alloc&) {
     return fail(1, "no memory left; a smaller micro_batch or seq_len, or recompute = block, needs less");
+  } catch (const std::filesystem::filesystem_error& error) {
+    return fail(1, str(error.path1().string(), ": ", error.code().message(), "; check the path and its rights"));
   } catch (const std::exception& error) {
     return fail(1, error.what());
   }

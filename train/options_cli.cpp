@@ -47,6 +47,9 @@ class TomlFile {
       Texts texts;
       for (const std::string& input : items[i].inputs) {
         const bool quoted = !input.empty() && input[0] == string_mark;
+        check_usage(
+            !quoted || input.find_first_not_of("0123456789", 1) == std::string::npos, at, ": ", name,
+            " has something beside a text in quotes: write each text in one pair of quotes, with commas between");
         texts.push_back(quoted ? strings_.at(std::stoul(input.substr(1))) : input);
         check_usage(quoted == text_wanted, at, ": ", name, " is ", quoted ? "\"" : "", texts.back(), quoted ? "\"" : "",
                     ": ", text_wanted ? "a text needs quotes around it" : "write the value without quotes");
@@ -79,7 +82,7 @@ class TomlFile {
     if (!continued_) {
       check_usage(out[0] != '[', where(), ": ", out, " begins a section, but options are flat: remove the line");
       const std::string name = out.substr(0, out.find('='));
-      check_usage(name.size() + 1 < out.size() &&
+      check_usage(!name.empty() && name.size() + 1 < out.size() &&
                       name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == std::string::npos,
                   where(), ": '", line, "' is not of the form name = value: correct it");
       const auto [first, fresh] = seen_.emplace(name, line_);
@@ -206,8 +209,10 @@ Parsed parse(int argc, const char* const* argv) {
     const std::string unknown = extra.substr(2, extra.find('=') - 2);
     check_usage(!find_option(unknown), "command line: --", unknown, " is no option of onescale ", name,
                 ": leave it out");
-    throw UsageError(str("command line: unknown option --", unknown, ": did you mean --",
-                         nearest(unknown, names_of(command->letter)), "?"));
+    Texts names = names_of(command->letter);
+    names.insert(names.end(), {"config", "print_config", "help"});
+    throw UsageError(
+        str("command line: unknown option --", unknown, ": did you mean --", nearest(unknown, names), "?"));
   }
   options.given.assign(given.begin(), given.end());
   if (!print) check_options(options);

@@ -108,18 +108,21 @@ StepSettings step_settings(const Options& o, std::int64_t seq_len) {
 
 ModelSource::ModelSource(const std::string& path) : dir_(path) {
   namespace fs = std::filesystem;
+  const auto warn = [](const std::vector<std::string>& warnings) {
+    for (const std::string& warning : warnings) std::fprintf(stderr, "onescale: warning: %s\n", warning.c_str());
+  };
   check(fs::is_directory(path), "model ", path,
         " is not a directory; give a Hugging Face directory, a checkpoint or a run directory");
   if (!fs::exists(fs::path(path) / "config.json") && fs::is_directory(fs::path(path) / "checkpoints")) {
     const FoundCheckpoint found = find_checkpoint(path, *make_single_communicator("world"));
     check(found.checkpoint.has_value(), "run directory ", path, " has no checkpoint yet");
+    warn(found.warnings);
     dir_ = found.checkpoint->path();
   }
   config_ = read_config((fs::path(dir_) / "config.json").string());
   table_ = gpt_bigcode_table(config_);
   reader_ = std::make_unique<ModelReader>(dir_, config_, table_);
-  for (const std::string& warning : reader_->warnings())
-    std::fprintf(stderr, "onescale: warning: %s\n", warning.c_str());
+  warn(reader_->warnings());
 }
 
 void ModelSource::read(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const {

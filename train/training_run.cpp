@@ -28,6 +28,11 @@ double shortest(float x) {
   return std::stod(str(x));
 }
 
+// config.toml is written last: a start that was killed before it leaves the lock.
+bool holds_run(const fs::path& dir) {
+  return fs::exists(dir / "config.toml") || fs::exists(dir / ".lock");
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -81,7 +86,7 @@ TrainingRun::TrainingRun(const Options& options, World& world)
   check_usage(fs::is_directory(options_.data), "data ", options_.data,
               " is not a directory; give one that onescale prepare has written");
   const fs::path dir = options_.run_dir;
-  const bool existed = fs::exists(dir), was_run = fs::exists(dir / "config.toml");
+  const bool existed = fs::exists(dir), was_run = holds_run(dir);
   world.communicator().barrier();  // all have looked before rank 0 makes anything
   try {
     open();
@@ -95,7 +100,7 @@ TrainingRun::TrainingRun(const Options& options, World& world)
     if (!existed)
       fs::remove_all(dir, ignored);
     else if (!was_run && fs::is_directory(dir))
-      fs::remove(dir / ".lock", ignored), fs::remove(dir / "log.txt", ignored);
+      for (const char* name : {".lock", "log.txt", "metrics.jsonl"}) fs::remove(dir / name, ignored);
     throw;
   }
 }
@@ -134,7 +139,7 @@ void TrainingRun::make_directory() {
   std::error_code error;
   if (fs::exists(dir)) {
     check_usage(fs::is_directory(dir), "run_dir ", dir.string(), " is not a directory");
-    check_usage(fs::exists(dir / "config.toml") || fs::is_empty(dir), "run_dir ", dir.string(),
+    check_usage(holds_run(dir) || fs::is_empty(dir), "run_dir ", dir.string(),
                 " holds files but no run; give a new directory or an empty one");
   }
   fs::create_directories(dir, error);

@@ -75,8 +75,18 @@ TEST(NewDirectory, HasItsNameWhenItIsWhole) {
   EXPECT_FALSE(fs::exists(dir / "out"));
   out.publish();
   EXPECT_EQ(read_text(dir / "out/file"), "text");
-  NewDirectory again(dir / "out");
-  EXPECT_NE(sentence([&] { again.publish(); }).find("give a free one"), std::string::npos);
+  NewDirectory late(dir / "late");
+  fs::create_directory(dir / "late");
+  write_text(dir / "late/file", "another's");
+  EXPECT_NE(sentence([&] { late.publish(); }).find("give a free one"), std::string::npos);
+  fs::create_directory(dir / "empty");
+  fs::create_directory_symlink(dir / "empty", dir / "link");
+  const std::set<std::string> before = names(dir.path());
+  for (const char* taken : {"out", "link", "out.partial"})
+    EXPECT_NE(sentence([&] { NewDirectory(dir / taken); }).find("give a free one"), std::string::npos) << taken;
+  EXPECT_EQ(names(dir.path()), before);
+  NewDirectory over(dir / "empty");
+  over.publish();
   EXPECT_EQ(read_text(dir / "out.partial"), "another's");
 }
 

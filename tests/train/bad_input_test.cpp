@@ -264,6 +264,7 @@ TEST_F(BadInput, RunDirectories) {
   const Words export_run = {"export", "--model", at("run"), "--out"};
   check_cases({
       {"unwritable", train("corpus/1.py/run"), 1, {at("corpus/1.py/run")}},
+      {"a name that no file can have", train(std::string(300, 'x')), 1, {"xxx: ", "check the path"}},
       {"a file", train("corpus/1.py"), 2, {at("corpus/1.py"), "not a directory"}},
       {"not a run", train("full"), 2, {at("full"), "new directory"}},
       {"other sizes", train("run", {"--n_layer", "2"}), 2, {at("run"), "n_layer = 1", "another run_dir"}},
@@ -282,12 +283,16 @@ TEST_F(BadInput, RunDirectories) {
 }
 
 TEST_F(BadInput, CheckpointsThatWereDamaged) {
-  fs::copy(at("run"), at("damaged"), fs::copy_options::recursive);
+  must(train("damaged", {"--save_every", "1"}));
   const fs::path checkpoint = fs::path(at("damaged")) / "checkpoints/step-00000002/model.safetensors";
   std::fstream file(checkpoint, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(-3, std::ios::end);
   file.put('\x55');
   file.close();
+  const Outcome older = run({"eval", "--data", at("data"), "--model", at("damaged")});
+  EXPECT_EQ(older.code, 0);
+  EXPECT_NE(older.error.find("step-00000001 is used instead"), std::string::npos) << older.error;
+  fs::remove_all(at("damaged/checkpoints/step-00000001"));
   check_cases(
       {{"all checkpoints damaged", train("damaged", {"--steps", "3"}), 1, {"step-00000002", "model.safetensors"}}});
 }

@@ -184,6 +184,7 @@ TEST_F(OptionsTest, OneSentenceOnTheCommandLine) {
             "command line: unknown command 'trian': did you mean train (onescale --help lists the commands)?");
   EXPECT_EQ(error({"train", "--learning_rat", "3"}).substr(0, 43), "command line: unknown option --learning_rat");
   EXPECT_EQ(error({"train", "--n_layers=3"}), "command line: unknown option --n_layers: did you mean --n_layer?");
+  EXPECT_EQ(error({"train", "--confg", "a"}), "command line: unknown option --confg: did you mean --config?");
   EXPECT_EQ(error({"train", "--top_k", "3"}), "command line: --top_k is no option of onescale train: leave it out");
   EXPECT_EQ(error({"train", "--steps", "1e3"}),
             "command line: steps is '1e3': give a whole number >= 1 and <= 1e+12, such as 1000");
@@ -221,6 +222,10 @@ TEST_F(OptionsTest, OneSentenceWithFileAndLine) {
   EXPECT_EQ(file_error("lr = 1, 2\n"), "c.toml:1: lr has 2 values: give a number >= 0");
   EXPECT_EQ(file_error("lr 3\n"), "c.toml:1: 'lr 3' is not of the form name = value: correct it");
   EXPECT_EQ(file_error("lr =\n"), "c.toml:1: 'lr =' is not of the form name = value: correct it");
+  EXPECT_EQ(file_error("= 3\n"), "c.toml:1: '= 3' is not of the form name = value: correct it");
+  for (const char* text : {"prompt = \"\"\"abc\"\"\"\n", "input = [\"a\" \"b\"]\n", "prompt = \"a\"b\n"}) {
+    EXPECT_NE(file_error(text).find("something beside a text in quotes"), std::string::npos) << text;
+  }
   EXPECT_EQ(file_error("prompt = \"abc\n"), "c.toml:1: a string has no closing \": add it");
   EXPECT_EQ(file_error("\ninput = [\"a\",\n"), "c.toml:2: an array that begins with [ has no ]: add it");
   EXPECT_EQ(

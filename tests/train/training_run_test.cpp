@@ -140,6 +140,18 @@ TEST_F(TrainingRuns, StopsSavesAndGoesOnAfterASignal) {
   EXPECT_TRUE(fs::exists(root + "/signal/checkpoints/step-00000000/trainer.json"));
 }
 
+TEST_F(TrainingRuns, GoesOnWhereAStartWasKilled) {
+  fs::create_directory(root + "/killed");
+  for (const char* name : {"/.lock", "/log.txt", "/metrics.jsonl"}) std::ofstream(root + "/killed" + name);
+  Options o = options("killed");
+  o.n_head = 5;  // does not divide: refused, and the place is as it was
+  EXPECT_THROW(TrainingRun(o, world), UsageError);
+  EXPECT_TRUE(fs::exists(root + "/killed/.lock"));
+  o = options("killed");
+  o.stop_after = 1;
+  EXPECT_EQ(TrainingRun(o, world).run(), exit_requeue);
+}
+
 TEST_F(TrainingRuns, RefusesASecondProcessAndOtherSettings) {
   Options o = options("busy");
   o.stop_after = 1;
