@@ -227,7 +227,7 @@ int verify_against(const Options& options, Communicator& world) {
   const Layout layout =
       make_layout(world.size(), world.rank(), static_cast<int>(options.sp), static_cast<int>(options.tp));
   const ModelSource source(options.model);
-  VerifyCase c{source.config(), source.fetch(), read_batch(options.batch)};
+  VerifyCase c{source.config(), source.fetch(), read_batch(options.batch, source.config())};
   c.config.embd_pdrop = c.config.resid_pdrop = c.config.attn_pdrop = 0;
   check_layout(c.config, c.batch.seq_len, layout, options.sp_mode);
   check_batch(c.batch.rows, 1, layout);
