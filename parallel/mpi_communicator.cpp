@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #define OMPI_SKIP_MPICXX 1
@@ -202,7 +203,8 @@ void MpiJob::State::give_up(const Operation& operation) {
     listen();
     usleep(1000);
   }
-  if (waiting.begin()->first != rank) sleep(6);  // the lowest one's sentence ends the job
+  // The lowest one's sentence ends the job; the launcher's SIGTERM, which a handler may take, wakes nobody before.
+  if (spoken || waiting.begin()->first != rank) std::this_thread::sleep_for(std::chrono::seconds(6));
   std::vector<int> silent;
   for (const int r : operation.members) {
     if (!waiting.contains(r)) silent.push_back(r);
@@ -220,6 +222,7 @@ void MpiJob::State::give_up(const Operation& operation) {
   } else {
     reason = rank_list(silent) + " did not come; see what holds up there, or give a larger comm_timeout";
   }
+  tell({speaks});  // to one that was stopped and goes on
   throw Error(str(operation.name, " in group ", operation.group, step_text(step), " waits longer than comm_timeout, ",
                   timeout, " s: ", reason));
 }
@@ -522,7 +525,7 @@ void MpiJob::fail(int code, const std::string& sentence) {
       end_all(code);
     }
   }
-  if (!first) sleep(8);  // the one that speaks ends the job
+  if (!first) std::this_thread::sleep_for(std::chrono::seconds(8));  // the one that speaks ends the job
   end_all(code);
 }
 

@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
     const int last = all.size() - 1;
     check(way != "all", "every rank finds this file broken");
     check_usage(way != "usage", "every rank finds this setting wrong");
+    std::signal(SIGTERM, [](int) {});  // as the trainer, which saves then
     if (all.rank() == last) {
       check(way != "one", "rank ", last, " finds its file broken");
       if (way == "kill") raise(SIGKILL);

@@ -12,28 +12,34 @@ namespace onescale {
 
 namespace {
 
-std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const StoredTensor& tensor) {
+// The ids below vocab_size of a tensor, or `ignored`.
+std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const StoredTensor& tensor, std::int64_t vocab_size,
+                                   std::int64_t ignored) {
   std::vector<std::int64_t> wide(static_cast<std::size_t>(tensor.numel()));
   file.read(tensor, 0, tensor.numel(), wide.data());
   std::vector<std::int32_t> ids(wide.size());
   for (std::size_t i = 0; i < wide.size(); ++i) {
     ids[i] = static_cast<std::int32_t>(wide[i]);
-    check(ids[i] == wide[i], file.path(), ": ", tensor.name, " holds ", wide[i], " at element ", i,
-          ", which is no token id");
+    check((wide[i] >= 0 && wide[i] < vocab_size) || wide[i] == ignored, file.path(), ": ", tensor.name, " holds ",
+          wide[i], " at element ", i, ", which is no id below vocab_size ", vocab_size,
+          ignored < 0 ? " nor -100 (ignored)" : "", "; write the file with the model's tokenizer");
   }
   return ids;
 }
 
 }  // namespace
 
-HostBatch read_batch(const std::string& path) {
+HostBatch read_batch(const std::string& path, const ModelConfig& config) {
   const SafetensorsFile file(path);
   const StoredTensor& ids = file.at("input_ids");
   const StoredTensor& labels = file.at("labels");
   check(ids.shape.size() == 2 && ids.shape == labels.shape, path,
         ": input_ids and labels must be of one shape [rows, T], they are ", ids.describe(), " and ", labels.describe());
   check(ids.numel() > 0, path, ": input_ids ", ids.describe(), " hold no token");
-  return {ids.shape[0], ids.shape[1], read_ids(file, ids), read_ids(file, labels)};
+  check_usage(ids.shape[1] <= config.n_positions, path, ": rows of ", ids.shape[1],
+              " tokens are longer than the model's n_positions ", config.n_positions, "; give shorter ones");
+  return {ids.shape[0], ids.shape[1], read_ids(file, ids, config.vocab_size, 0),
+          read_ids(file, labels, config.vocab_size, -100)};
 }
 
 int gradients_command(const Options& options, World& world) {
@@ -46,7 +52,7 @@ int gradients_command(const Options& options, World& world) {
   std::error_code absent;
   check_usage(!std::filesystem::equivalent(options.batch, options.out, absent), "out ", options.out,
               " is the batch itself; give another file");
-  const HostBatch batch = read_batch(options.batch);
+  const HostBatch batch = read_batch(options.batch, config);
   check_layout(config, batch.seq_len, layout, options.sp_mode);
   check_usage(batch.rows % layout.dp == 0, options.batch, " has ", batch.rows, " rows, which dp ", layout.dp,
               " does not divide; use fewer ranks or another batch");

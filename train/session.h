@@ -53,7 +53,7 @@ class ModelSource {
   std::unique_ptr<ModelReader> reader_;
 };
 
-// The rows of a file of input_ids and labels [rows, seq_len], already shifted.
+// Rows of token ids and labels [rows, seq_len], already shifted.
 struct HostBatch {
   std::int64_t rows = 0, seq_len = 0;
   std::vector<std::int32_t> ids, labels;
@@ -62,7 +62,9 @@ struct HostBatch {
     return {ids.data() + first, labels.data() + first, share};
   }
 };
-HostBatch read_batch(const std::string& path);
+// Those of a file. UsageError where they are longer than the model's n_positions, Error where an id is none of its
+// vocabulary.
+HostBatch read_batch(const std::string& path, const ModelConfig& config);
 
 // A dry device after some work, and the recording groups that the work went through.
 struct Plan {

@@ -87,7 +87,8 @@ VerifyCase known_losses(const VerifyCase& small) {
 }
 
 VerifyCase model_case(const Options& options, const ModelSource& source, int ranks, std::int64_t memory) {
-  VerifyCase c{source.config(), nullptr, options.batch.empty() ? small_case(ranks).batch : read_batch(options.batch)};
+  VerifyCase c{source.config(), nullptr,
+               options.batch.empty() ? small_case(ranks).batch : read_batch(options.batch, source.config())};
   c.config.embd_pdrop = c.config.resid_pdrop = c.config.attn_pdrop = 0;
   check_usage(c.batch.seq_len <= c.config.n_positions, "the model's n_positions ", c.config.n_positions,
               " is below the ", c.batch.seq_len, " tokens of a row; give a shorter batch or fewer ranks");

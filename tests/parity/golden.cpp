@@ -22,7 +22,7 @@ constexpr Reduction ordered = Reduction::ordered, scatter = Reduction::reduce_sc
 void gradients(Communicator& group, Report& report, const std::string& name, const Path& p) {
   report.begin(str(name, " ", p.text()));
   const Golden golden(name);
-  const HostBatch batch = read_batch(golden.dir + "/batch.safetensors");
+  const HostBatch batch = read_batch(golden.dir + "/batch.safetensors", golden.source.config());
   const Layout layout{p.dp, p.sp, p.tp, group.rank()};
   Mesh mesh(group, layout);
   Trial trial(mesh, {golden.source.config(), golden.source.fetch()}, p.settings(batch.rows, batch.seq_len));

@@ -108,7 +108,7 @@ TEST(VerifyAgainst, NamesANormThatCountsReplicasTwice) {
 // What averages the means of two shards is the mean of two gradients, each of the loss over one shard's good tokens.
 TEST(VerifyAgainst, NamesPerShardMeansAndLostTargets) {
   Other other("wide_mqa");
-  const HostBatch batch = read_batch(other.options.batch);
+  const HostBatch batch = read_batch(other.options.batch, other.golden.source.config());
   const auto gradient = [&](auto keep) {
     VerifyCase c{other.golden.source.config(), other.golden.source.fetch(), batch};
     c.config.embd_pdrop = c.config.resid_pdrop = c.config.attn_pdrop = 0;
