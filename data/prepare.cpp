@@ -28,7 +28,9 @@ Json list_of(const std::vector<std::string>& values) {
 
 Json settings_of(const PrepareOptions& options, const Documents& documents, const std::optional<Tokenizer>& tokenizer) {
   Json settings = Json::object();
-  settings.set("inputs", list_of(options.inputs));
+  std::vector<std::string> inputs = options.inputs;
+  for (std::string& input : inputs) input = plain_path(input);
+  settings.set("inputs", list_of(inputs));
   settings.set("patterns", list_of(options.patterns));
   settings.set("files", documents.files());
   settings.set("input_bytes", documents.bytes());

@@ -30,7 +30,7 @@ std::string free_name(const std::string& path) {
 
 File::File(const std::string& path, const std::string& written, int flags)
     : path_(path), written_(written), descriptor_(::open(written.c_str(), flags | O_CLOEXEC, 0666)) {
-  check_contents(descriptor_ >= 0 || errno != ENOENT || (flags & O_CREAT) != 0, path,
+  check_contents(descriptor_ >= 0 || (errno != ENOENT && errno != ENOTDIR) || (flags & O_CREAT) != 0, path,
                  ": there is no such file; check the path");
   if (descriptor_ < 0) fail("cannot be opened");
 }

@@ -8,6 +8,7 @@
 #include "kernels/error.h"
 #include "train/commands.h"
 #include "train/metrics.h"
+#include "train/signals.h"
 
 namespace onescale {
 
@@ -31,7 +32,9 @@ int prepare_command(const Options& options) {
   const bool terminal = isatty(STDOUT_FILENO) != 0;
   double last_line = 0;
   const char* last_phase = nullptr;
+  const StopSignals signals;
   prepare_options.progress = [&](const PrepareProgress& p) {
+    check(signals.received() == 0, "stopped by a signal; nothing is kept of ", options.out);
     const bool new_phase = p.phase != last_phase, done = p.bytes >= p.total_bytes;
     // Off a terminal a line every ten seconds is enough.
     if (!terminal && !new_phase && !done && p.seconds < last_line + 10) return;
