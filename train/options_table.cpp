@@ -17,7 +17,7 @@ const std::vector<Command>& commands() {
       {"eval", 'e', "loss, perplexity and bits per byte of a model on prepared data"},
       {"generate", 'g', "continue a prompt, or fill in between a prompt and a suffix"},
       {"export", 'x', "write a checkpoint as a small directory that transformers loads"},
-      {"plan", 'l', "memory by kind and FLOPs per token of a run, without running it"},
+      {"plan", 'l', "memory by kind, bytes sent and FLOPs per token of a step, without running it"},
       {"gradients", 'r', "loss and every gradient of a model on a batch, to compare with another trainer"},
       {"verify", 'v', "prove that a layout's gradients are those of one process, or check another trainer's"}};
   return list;

@@ -327,7 +327,8 @@ int TrainingRun::steps() {
     // Weights that give no finite gradient are not worth an older checkpoint.
     if (state_.bad_steps == 0 && (due(options_.save_every) || finished())) {
       const bool saved = save();
-      check(saved || !finished(), "the last step could not be saved");
+      check(saved || !finished(), "step ", state_.step, ", the last, could not be saved in ", options_.run_dir,
+            ": see log.txt there for why, then start the same command again");
     }
   }
   check(state_.bad_steps == 0, "the last ", state_.bad_steps,

@@ -210,6 +210,7 @@ int report(const Options& options, const VerifyCase& c, const Layout& layout, co
     } else if (l.residual <= tolerance * std::abs(l.ratio)) {
       cause = cause_of_factor(l.ratio, c.batch, norm, tolerance);
     }
+    if (cause.empty() && std::isnan(l.residual)) cause = "holds what is no number";
     if (cause.empty())
       cause = l.residual > 0.1 * std::abs(l.ratio) ? "another direction: other weights, tokens or dropout?"
                                                    : "no known cause";
