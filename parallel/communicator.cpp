@@ -79,24 +79,26 @@ std::int64_t bytes_but(const std::vector<Tensor>& pieces, int rank) {
 class Communicator::Timed final : public Transfer {
  public:
   Timed(std::unique_ptr<Transfer> inner, Communicator& group, const char* operation)
-      : inner_(std::move(inner)), group_(group), operation_(operation) {}
+      : inner_(std::move(inner)), group_(group), operation_(operation), started_(now()) {}
   void wait() override {
     if (!inner_) return;
-    const auto now = [] {
-      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-    };
     const double begin = now();
     std::exchange(inner_, nullptr)->wait();
     const double end = now();
     group_.traffic_.exposed_seconds += end - begin;
     group_.traffic_.operations[operation_].seconds += end - begin;
-    if (group_.on_wait_) group_.on_wait_(operation_, begin, end);
+    if (group_.on_wait_) group_.on_wait_(operation_, started_, begin, end);
   }
 
  private:
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
   std::unique_ptr<Transfer> inner_;
   Communicator& group_;
   const char* operation_;
+  double started_;
 };
 
 void Communicator::count(const char* operation, std::int64_t sent, std::int64_t size) {

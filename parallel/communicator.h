@@ -74,8 +74,10 @@ class Communicator {
   // Lets started transfers go on, of this group and of those that it was split from or into.
   virtual void progress() {}
 
-  // Called with the operation, start and end of each wait, in seconds of the steady clock; empty ends it.
-  void on_wait(std::function<void(const char*, double, double)> event) { on_wait_ = std::move(event); }
+  // Called after each wait with the operation, when it was started, and when the wait began and ended, in seconds of
+  // the steady clock; empty ends it.
+  using WaitEvent = std::function<void(const char* operation, double started, double begin, double end)>;
+  void on_wait(WaitEvent event) { on_wait_ = std::move(event); }
 
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }
@@ -101,7 +103,7 @@ class Communicator {
   std::string name_;
   int rank_, size_;
   std::uint64_t order_ = 0;
-  std::function<void(const char*, double, double)> on_wait_;
+  WaitEvent on_wait_;
 };
 
 // A group of one: copies.

@@ -1,7 +1,8 @@
 #include "train/trace.h"
 
+#include <algorithm>
 #include <chrono>
-#include <cstdio>
+#include <iomanip>
 
 #include "parallel/agreement.h"
 #include "parallel/file.h"
@@ -36,19 +37,25 @@ Trace::Trace(const std::string& file, std::int64_t steps, Device& device, Mesh& 
   on_root(mesh.world, [&] { write_text(file_, "[]\n"); });
   mesh.world.barrier();  // clocks of ranks on different machines start together, as well as a barrier can
   start_ = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  const auto record = [this](const std::string& name, int row, double begin, double end) {
-    char text[256];
-    std::snprintf(text, sizeof text, R"({"name":"%s","ph":"X","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f},)", name.c_str(),
-                  mesh_.world.rank(), row, (begin - start_) * 1e6, (end - begin) * 1e6);
-    events_ += text;
-    events_ += '\n';
-  };
-  device.trace([record](const char* name, double begin, double end) { record(name, 0, begin, end); });
+  device.trace([this](const char* name, double begin, double end) { record(name, 0, begin, end); });
   for (Communicator* group : mesh.groups()) {
-    group->on_wait([record, group](const char* name, double begin, double end) {
-      record(group->name() + " " + name, 1, begin, end);
+    group->on_wait([this, group](const char* operation, double started, double begin, double end) {
+      const std::string name = group->name() + " " + operation;
+      record(name, 1, begin, end);
+      // Transfers overlap each other: a pair of events each, which viewers draw in rows of their own.
+      ++transfers_;
+      for (const auto& [phase, time] : {std::pair('b', std::max(started, start_)), std::pair('e', end)}) {
+        events_ +=
+            str(R"({"name":")", name, R"(","cat":"transfer","ph":")", phase, R"(","id":)", transfers_, R"(,"pid":)",
+                mesh_.world.rank(), R"(,"tid":2,"ts":)", std::fixed, (time - start_) * 1e6, "},\n");
+      }
     });
   }
+}
+
+void Trace::record(const std::string& name, int row, double begin, double end) {
+  events_ += str(R"({"name":")", name, R"(","ph":"X","pid":)", mesh_.world.rank(), R"(,"tid":)", row, R"(,"ts":)",
+                 std::fixed, (begin - start_) * 1e6, R"(,"dur":)", (end - begin) * 1e6, "},\n");
 }
 
 Trace::~Trace() {
@@ -76,7 +83,7 @@ void Trace::finish() {
     std::string text = "[\n";
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       text += all[rank];
-      for (const auto& [row, name] : {std::pair(0, "compute"), std::pair(1, "wait")}) {
+      for (const auto& [row, name] : {std::pair(0, "compute"), std::pair(1, "wait"), std::pair(2, "transfers")}) {
         text += str(R"({"name":"thread_name","ph":"M","pid":)", rank, R"(,"tid":)", row, R"(,"args":{"name":")", name,
                     "\"}},\n");
       }

@@ -8,9 +8,10 @@
 
 namespace onescale {
 
-// Records the operations of the device and the waits for transfers of this rank's groups; a rank is a process of the
-// trace, with a row for computation and one for waiting. The file is written by rank 0 when the last step is done.
-// Every rank of the mesh makes the same calls; each throws Error where the file cannot be written.
+// Records the operations of the device, the transfers of this rank's groups from their start until they are known to
+// have ended, and the waits for them; a rank is a process of the trace, with a row each. The file is written by rank 0
+// when the last step is done. Every rank of the mesh makes the same calls; each throws Error where the file cannot be
+// written.
 class Trace {
  public:
   // Recording begins at once, for `steps` steps.
@@ -24,11 +25,13 @@ class Trace {
 
  private:
   void stop();
+  void record(const std::string& name, int row, double begin, double end);
 
   std::string file_;
   std::int64_t left_;
   Device& device_;
   Mesh& mesh_;
+  std::int64_t transfers_ = 0;
   double start_ = 0;    // seconds of the steady clock
   std::string events_;  // JSON objects, each followed by a comma
 };

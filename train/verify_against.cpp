@@ -252,7 +252,7 @@ int verify_against(const Options& options, Communicator& world) {
   Unpaired unpaired;
   const WholeTensors theirs = read_theirs(file, source.table(), unpaired);
   check(unpaired.absent.size() < theirs.size(), file.path(), " holds no gradient by a Hugging Face name, such as ",
-        unpaired.absent[0], "; save them as NAME or grad.NAME");
+        source.table().parameters[0].name, "; save them as NAME or grad.NAME");
   const Measured ours = measure(options, world, layout, c, verify_settings(options, c));
 
   const int code = world.rank() == 0 ? report(options, c, layout, ours, theirs, file, unpaired) : 0;

@@ -335,14 +335,18 @@ TEST_F(Training, ATraceHasARowForComputingAndOneForWaitingOfEveryRank) {
         75);
     const Json trace = Json::read_file(file);
     std::map<std::pair<std::int64_t, std::int64_t>, int> rows;
+    std::map<std::string, int> transfers;  // by phase: begun and ended
     for (std::int64_t i = 0; i < trace.size(); ++i) {
       const Json event = trace.at(i);
+      if (event.has("cat")) ++transfers[event.at("ph").string()];
       if (event.at("ph").string() != "X") continue;
       ++rows[{event.at("pid").integer(), event.at("tid").integer()}];
       EXPECT_GE(event.at("ts").number(), 0);
       EXPECT_GE(event.at("dur").number(), 0);
     }
     EXPECT_EQ(rows.size(), 8u);
+    EXPECT_GT(transfers["b"], 100);
+    EXPECT_EQ(transfers["b"], transfers["e"]);
     for (const auto& [row, count] : rows) EXPECT_GT(count, 100) << row.first << " " << row.second;
   }
 }
