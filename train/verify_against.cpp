@@ -102,8 +102,11 @@ std::string find_mistake(const Options& options, const VerifyCase& c, const Step
       }
     }
     const Likeness l = likeness(all, theirs, mean);
-    if (l.residual <= tolerance * std::abs(l.ratio))
-      return mistake.text + (near(l.ratio, 1, tolerance) ? "" : str(" (and ", l.ratio, " times that)"));
+    // With any factor allowed, rounding alone could look like one of these.
+    const bool alone = near(l.ratio, 1, tolerance);
+    const bool times = whole(l.ratio, tolerance) > 0 || whole(1 / l.ratio, tolerance) > 0;
+    if (l.residual <= tolerance * std::abs(l.ratio) && (alone || times))
+      return mistake.text + (alone ? "" : str(" (and ", l.ratio, " times that)"));
   }
   return "";
 }
