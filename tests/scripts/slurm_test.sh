@@ -127,14 +127,16 @@ options=(--data data --n_embd 32 --n_layer 2 --n_head 4 --n_positions 64 --zero 
 whole=$(submit "${nodes[@]}" scripts/slurm/train.sbatch whole "${options[@]}")
 wait_for 120 job_over "$whole"
 ends "$whole" 'exit 0'
-cut=$(submit "${nodes[@]}" scripts/slurm/train.sbatch cut "${options[@]}")
-wait_for 60 steps_done cut 30
-scancel --signal=USR1 "$cut"
-wait_for 120 job_over "$cut"
-cat "onescale-$cut.out"
-ends "$cut" 'exit 75 exit 0'
-tail -n 3 logs/onescale-"$cut"/rank-0.log
 losses() { sed -n 's/.*"step": *\([0-9]*\),.*"loss": *\([^,]*\),.*"good_tokens".*/\1 \2/p' "$1/metrics.jsonl"; }
-[[ $(losses cut | wc -l) -eq 150 ]] || fail "the run that was stopped has $(losses cut | wc -l) of 150 steps"
-cmp <(losses whole) <(losses cut) || fail "the losses of the two runs differ"
-echo "trainer: 150 steps on 2 nodes x 2 ranks, stopped by USR1, requeued, resumed: losses equal to the last bit, at the end $(losses cut | tail -n 1)"
+for signal in USR1 INT TERM; do
+  run=cut_$signal
+  cut=$(submit "${nodes[@]}" scripts/slurm/train.sbatch "$run" "${options[@]}")
+  wait_for 60 steps_done "$run" 30
+  scancel --signal=$signal "$cut"
+  wait_for 120 job_over "$cut"
+  cat "onescale-$cut.out"
+  ends "$cut" 'exit 75 exit 0'
+  [[ $(losses "$run" | wc -l) -eq 150 ]] || fail "the run that was stopped has $(losses "$run" | wc -l) of 150 steps"
+  cmp <(losses whole) <(losses "$run") || fail "the losses of the two runs differ"
+  echo "trainer: 150 steps on 2 nodes x 2 ranks, stopped by $signal, requeued, resumed: losses equal to the last bit, at the end $(losses "$run" | tail -n 1)"
+done
