@@ -85,7 +85,6 @@ class Communicator::Timed final : public Transfer {
     const double begin = now();
     std::exchange(inner_, nullptr)->wait();
     const double end = now();
-    group_.traffic_.exposed_seconds += end - begin;
     group_.traffic_.operations[operation_].seconds += end - begin;
     if (group_.on_wait_) group_.on_wait_(operation_, started_, begin, end);
   }

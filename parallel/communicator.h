@@ -30,7 +30,11 @@ struct Traffic {
     bool operator==(const Count& other) const { return calls == other.calls && bytes == other.bytes; }
   };
   std::map<std::string, Count> operations;
-  double exposed_seconds = 0;
+  double exposed_seconds() const {
+    double sum = 0;
+    for (const auto& [name, count] : operations) sum += count.seconds;
+    return sum;
+  }
 };
 
 // Tensors are contiguous, of any dtype unless said otherwise; a piece may have no elements. Pieces are listed by rank

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "kernels/error.h"
+#include "parallel/agreement.h"
 #include "parallel/mpi_communicator.h"
 
 namespace onescale {
@@ -118,14 +119,9 @@ void World::set_step(std::int64_t step) {
 }
 
 void World::check_same(const std::string& what, const std::string& text) {
-  Communicator& all = communicator();
-  const auto lengths = all.exchange(static_cast<std::int64_t>(text.size()));
-  const auto longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end())) + 1;
-  std::vector<char> mine(longest), texts(longest * lengths.size());
-  text.copy(mine.data(), text.size());
-  all.exchange(texts.data(), mine.data(), static_cast<std::int64_t>(longest));
-  for (std::size_t r = 1; r < lengths.size(); ++r) {
-    const std::string first = texts.data(), other = texts.data() + r * longest;
+  const std::vector<std::string> texts = exchange_text(communicator(), text);
+  for (std::size_t r = 1; r < texts.size(); ++r) {
+    const std::string &first = texts[0], &other = texts[r];
     if (first == other) continue;
     const auto differs = std::mismatch(first.begin(), first.end(), other.begin(), other.end()).first - first.begin();
     const auto line = [&](const std::string& whole) {

@@ -415,7 +415,7 @@ void TrainingRun::report(const StepResult& result, double seconds, double lr) {
   if (layout_.world() > 1) {
     Json waits = Json::object();
     for (const Communicator* group : mesh_->groups()) {
-      if (group->size() > 1) waits.set(group->name(), group->traffic().exposed_seconds);
+      if (group->size() > 1) waits.set(group->name(), group->traffic().exposed_seconds());
     }
     line.set("exposed_wait", waits);
   }
