@@ -15,11 +15,7 @@ class GradientNorm {
   double operator()(Device& device, Mesh& mesh, Gradients& gradients, Tensor scratch) const;
 
  private:
-  struct Interval {
-    int unit;
-    std::int64_t begin, end;
-  };
-  std::vector<Interval> counted_;
+  std::vector<Stretch> counted_;
 };
 
 // min(1, clip_norm / norm): what every gradient is multiplied by (Pascanu et al. 2013). clip_norm 0: no clipping.

@@ -1,24 +1,27 @@
-// The sum of partial activations over tensor-parallel ranks.
+// The sum of what tensor-parallel ranks hold parts of: activations, and gradients of rows that all of them have.
 #pragma once
 
-#include "parallel/reduction.h"
+#include "kernels/device.h"
+#include "parallel/communicator.h"
 
 namespace onescale {
 
 class TensorParallel {
  public:
-  // numel, dtype: of the largest activation that is summed.
-  TensorParallel(Device& device, Communicator& tp, std::int64_t numel, DType dtype) : dev_(device), tp_(tp) {
-    if (tp.size() > 1) staging_ = device.allocate(Kind::transient, dtype, {ordered_staging(tp, numel)});
-  }
+  // numel, dtype: of the largest tensor that is summed.
+  TensorParallel(Device& device, Communicator& tp, std::int64_t numel, DType dtype);
 
   int size() const { return tp_.size(); }
   int rank() const { return tp_.rank(); }
   Communicator& group() const { return tp_; }
-  // x = the sum over ranks, the same bits on each; with one rank nothing is done.
-  void all_reduce(Tensor x) const { ordered_all_reduce(dev_, tp_, x, staging_); }
+  // x, contiguous = the sum over ranks in rank order, added in float32 and rounded once: the same bits on each. With
+  // one rank nothing is done.
+  void all_reduce(Tensor x) const;
 
  private:
+  // Elements of each rank's share of `numel`, rounded up.
+  std::int64_t share(std::int64_t numel) const { return (numel + tp_.size() - 1) / tp_.size(); }
+
   Device& dev_;
   Communicator& tp_;
   Tensor staging_;
