@@ -4,24 +4,22 @@
 
 namespace onescale {
 
-GradientNorm::GradientNorm(const Placement& place) {
+double gradient_norm(Device& device, Mesh& mesh, const Placement& place, Gradients& gradients, Tensor scratch) {
+  std::vector<Stretch> counted;
   const std::vector<Parameter>& parameters = place.table().parameters;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const std::int64_t limit = place.layout.tp_rank() == 0 ? place.slices.real(i) : place.slices.replicated_from(i);
     const Stretch counts = place.owned(i, 0, limit);
     if (counts.numel() == 0) continue;
     // Tensors with nothing but padding between them are one stretch.
-    if (!counted_.empty() && counted_.back().unit == counts.unit && counts.begin == place.flat.offset[i] &&
-        counted_.back().end == place.flat.offset[i - 1] + parameters[i - 1].numel())
-      counted_.back().end = counts.end;
+    if (!counted.empty() && counted.back().unit == counts.unit && counts.begin == place.flat.offset[i] &&
+        counted.back().end == place.flat.offset[i - 1] + parameters[i - 1].numel())
+      counted.back().end = counts.end;
     else
-      counted_.push_back(counts);
+      counted.push_back(counts);
   }
-}
-
-double GradientNorm::operator()(Device& device, Mesh& mesh, Gradients& gradients, Tensor scratch) const {
   device.fill(scratch, 0);
-  for (const Stretch& counts : counted_)
+  for (const Stretch& counts : counted)
     device.sum_of_squares(scratch, gradients.owned(counts.unit).part(counts), Write::accumulate);
   double squares = 0;
   device.download(&squares, scratch);
