@@ -42,7 +42,7 @@ struct Piece {
   char* data;
   std::int64_t bytes;
   Piece(void* data, std::int64_t bytes) : data(static_cast<char*>(data)), bytes(bytes) {}
-  Piece(const Tensor& t) : Piece(t.data, t.bytes()) {}  // NOLINT(google-explicit-constructor)
+  Piece(const Tensor& t) : Piece(t.data, t.bytes()) {}
 };
 void copy_piece(Piece to, Piece from);  // of one size; from may be `to` itself
 

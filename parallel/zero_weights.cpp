@@ -30,11 +30,10 @@ class ZeroWeights final : public Weights {
       }
       const std::int64_t begin = part_ ? place.owned_begin(unit) : 0;
       const std::int64_t n = part_ ? place.flat.shard_numel(unit) : buffer.whole.numel();
-      own_.push_back(shared_ ? device.allocate(Kind::parameters, settings.dtype, {n})
-                             : buffer.whole.slice(0, begin, begin + n));
-      const Tensor master = copy_ ? device.allocate(Kind::parameters, DType::float32, {n}) : own_.back();
-      master_.push_back({master, begin});
-      views_.push_back(unit_views(place.table(), place.flat, unit, buffer.whole));
+      const Tensor own =
+          shared_ ? device.allocate(Kind::parameters, settings.dtype, {n}) : buffer.whole.slice(0, begin, begin + n);
+      const Tensor master = copy_ ? device.allocate(Kind::parameters, DType::float32, {n}) : own;
+      units_.push_back({own, {master, begin}, unit_views(place.table(), place.flat, unit, buffer.whole)});
     }
   }
   // The memory goes that transfers write to. After a failure nobody may be there to wait for; a failure here ends the
@@ -57,11 +56,11 @@ class ZeroWeights final : public Weights {
     settle(buffer);
     buffer.used = true;
     if (next >= 0) fetch(next);
-    return views_[index(unit)];
+    return units_[index(unit)].views;
   }
   void release(int unit) override { buffer_of(unit).used = false; }
-  Owned master(int unit) override { return master_[index(unit)]; }
-  Tensor compute(int unit) override { return copy_ ? own_[index(unit)] : Tensor(); }
+  Owned master(int unit) override { return units_[index(unit)].master; }
+  Tensor compute(int unit) override { return copy_ ? units_[index(unit)].own : Tensor(); }
   void updated(int unit) override {
     if (!part_) return;
     Buffer& buffer = buffer_of(unit);
@@ -77,6 +76,12 @@ class ZeroWeights final : public Weights {
     std::unique_ptr<Transfer> transfer;
   };
 
+  struct Unit {
+    Tensor own;  // this rank's part, or all in stage 0, of what the model multiplies with
+    Owned master;
+    Tensors views;
+  };
+
   Buffer& buffer_of(int unit) { return buffers_[index(shared_ ? place_.buffer_of(unit) : unit)]; }
   static void settle(Buffer& buffer) {
     if (buffer.transfer) std::exchange(buffer.transfer, nullptr)->wait();
@@ -87,16 +92,14 @@ class ZeroWeights final : public Weights {
     check(!buffer.used, "unit ", buffer.unit, " is gathered and not released, while unit ", unit, " needs its buffer");
     settle(buffer);
     buffer.unit = unit;
-    buffer.transfer = mesh_.shard->all_gather(shards_of(buffer.whole, mesh_.shard->size()), own_[index(unit)]);
+    buffer.transfer = mesh_.shard->all_gather(shards_of(buffer.whole, mesh_.shard->size()), units_[index(unit)].own);
   }
 
   Mesh& mesh_;
   const Placement& place_;
   bool part_, shared_, copy_;  // this rank updates its part; units share buffers; the masters are copies
   std::vector<Buffer> buffers_;
-  std::vector<Tensor> own_;  // this rank's part, or all in stage 0, of what the model multiplies with
-  std::vector<Owned> master_;
-  std::vector<Tensors> views_;
+  std::vector<Unit> units_;
 };
 
 }  // namespace
