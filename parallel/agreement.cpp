@@ -8,14 +8,12 @@ namespace onescale {
 
 std::vector<std::string> exchange_text(Communicator& world, const std::string& mine) {
   const std::vector<std::int64_t> sizes = world.exchange(static_cast<std::int64_t>(mine.size()));
-  const std::int64_t most = *std::max_element(sizes.begin(), sizes.end());
-  std::string padded = mine, all(static_cast<std::size_t>(most) * sizes.size(), '\0');
-  padded.resize(static_cast<std::size_t>(most));
-  if (most > 0) world.exchange(all.data(), padded.data(), most);
+  const std::size_t most = index(*std::max_element(sizes.begin(), sizes.end()));
+  std::string padded = mine, all(most * sizes.size(), '\0');
+  padded.resize(most);
+  if (most > 0) world.exchange(all.data(), padded.data(), std::ssize(padded));
   std::vector<std::string> texts;
-  for (std::size_t r = 0; r < sizes.size(); ++r) {
-    texts.push_back(all.substr(r * static_cast<std::size_t>(most), static_cast<std::size_t>(sizes[r])));
-  }
+  for (std::size_t r = 0; r < sizes.size(); ++r) texts.push_back(all.substr(r * most, index(sizes[r])));
   return texts;
 }
 
@@ -29,8 +27,9 @@ void together(Communicator& world, const std::function<void()>& work) {
     failure = str("e", error.what());
   }
   for (const std::string& text : exchange_text(world, failure)) {
-    check_usage(text.empty() || text[0] != 'u', text.substr(text.empty() ? 0 : 1));
-    check(text.empty(), text.substr(text.empty() ? 0 : 1));
+    if (text.empty()) continue;
+    check_usage(text[0] != 'u', text.substr(1));
+    throw Error(text.substr(1));
   }
 }
 

@@ -46,13 +46,8 @@ struct Piece {
 };
 void copy_piece(Piece to, Piece from);  // of one size; from may be `to` itself
 
-// What the ranks of a group do together:
-//   all_reduce            out[0], which is in[0] = the sum over ranks
-//   reduce_scatter        out[0] = the sum over ranks of their in[rank()]
-//   all_gather, exchange  out[r] = rank r's in[0]
-//   all_to_all            out[r] = rank r's in[rank()]
-//   broadcast             out[0], which is in[0] = that of rank `root`
-//   barrier               nothing
+// What the ranks of a group do together, as the functions of Communicator below say. A tensor that is not one of a list
+// is a list of one; x of all_reduce and broadcast is both out and in. exchange is an all_gather.
 struct Collective {
   enum Kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier };
   Kind kind;

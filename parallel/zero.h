@@ -8,8 +8,8 @@
 //   3      part, gathered per unit   part       part             the same
 #pragma once
 
+#include <algorithm>
 #include <memory>
-#include <optional>
 
 #include "parallel/mesh.h"
 #include "parallel/reduction.h"

@@ -1,3 +1,4 @@
+#include <numeric>
 #include <optional>
 
 #include "parallel/tensor_parallel.h"
@@ -67,7 +68,9 @@ class ZeroGradients final : public Gradients {
         each_(settings.stage > 1 && part_),
         whole_sum_(!part_ && (settings.reduction.kind == Reduction::all_reduce || mesh.shard->size() == 1)),
         tp_(device, mesh, place, settings.reduction.kind, whole_sum_),
-        reducer_(device, *mesh.shard, settings.reduction, columns(place)) {
+        reducer_(device, *mesh.shard, settings.reduction,
+                 std::accumulate(place.flat.unit_numel.begin(), place.flat.unit_numel.end(), std::int64_t{0}) /
+                     place.layout.shards()) {
     for (int unit = 0; unit < place.units(); ++unit) {
       const bool turns = each_ && place.buffer_of(unit) != unit;
       const Tensor buffer = turns ? units_[index(place.buffer_of(unit))].buffer
@@ -115,11 +118,6 @@ class ZeroGradients final : public Gradients {
     Tensors views;
     std::int64_t closed = 0;  // times in this step
   };
-  static std::int64_t columns(const Placement& place) {
-    std::int64_t sum = 0;
-    for (int unit = 0; unit < place.units(); ++unit) sum += place.flat.shard_numel(unit);
-    return sum;
-  }
 
   Mesh& mesh_;
   const Placement& place_;
