@@ -80,8 +80,8 @@ Json Json::parse(std::string_view text, const std::string& where) {
   try {
     return {Value::parse(in, callback), where};
   } catch (const Value::parse_error& e) {
-    throw failure(e.byte > 0 ? e.byte - 1 : 0,
-                  detail(e.what()));  // e.byte counts from 1 and is the last character read
+    // e.byte counts from 1 and is the last character read.
+    throw failure(e.byte > 0 ? e.byte - 1 : 0, detail(e.what()));
   } catch (const Value::exception& e) {
     throw failure(offset(), detail(e.what()));
   }

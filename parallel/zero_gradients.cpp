@@ -63,7 +63,6 @@ class ZeroGradients final : public Gradients {
  public:
   ZeroGradients(Device& device, Mesh& mesh, const Placement& place, const ZeroSettings& settings)
       : mesh_(mesh),
-        place_(place),
         part_(settings.stage > 0 && mesh.shard->size() > 1),
         each_(settings.stage > 1 && part_),
         whole_sum_(!part_ && (settings.reduction.kind == Reduction::all_reduce || mesh.shard->size() == 1)),
@@ -120,7 +119,6 @@ class ZeroGradients final : public Gradients {
   };
 
   Mesh& mesh_;
-  const Placement& place_;
   bool part_, each_, whole_sum_;  // this rank updates its part; each micro-batch is reduced; ranks receive whole sums
   TpGradients tp_;
   Reducer reducer_;
