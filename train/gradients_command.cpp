@@ -45,7 +45,7 @@ HostBatch read_batch(const std::string& path, const ModelConfig& config) {
 int gradients_command(const Options& options, World& world) {
   Communicator& all = world.communicator();
   world.check_same("program or options", identity(options));
-  const Layout layout = make_layout(all.size(), all.rank(), static_cast<int>(options.sp), static_cast<int>(options.tp));
+  const Layout layout = layout_of(options, all);
   const ModelSource source(options.model);
   ModelConfig config = source.config();
   config.embd_pdrop = config.resid_pdrop = config.attn_pdrop = 0;

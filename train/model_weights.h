@@ -25,6 +25,11 @@ class ModelWeights {
   Assembly::Source source() {
     return [this](int unit) { return units_->master(unit); };
   }
+  // Whole tensors, assembled from a source over these units.
+  Gather whole(const Assembly::Source& source) const {
+    return
+        [this, source](const std::vector<std::int64_t>& wanted, float* out) { assembly_.gather(wanted, source, out); };
+  }
 
   const ModelConfig& config() const { return config_; }
   const ParameterTable& table() const { return place_.slices.whole(); }

@@ -5,14 +5,13 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <iomanip>
 #include <map>
 #include <numeric>
-#include <sstream>
 #include <type_traits>
 
 #include "kernels/error.h"
 #include "parallel/file.h"
+#include "parallel/json.h"
 
 namespace onescale {
 namespace {
@@ -52,21 +51,10 @@ std::string show(double value, bool toml) {  // the shortest that reads back equ
   return toml && whole ? text + ".0" : text;
 }
 std::string show(const std::string& text, bool toml) {
-  if (!toml) return text;
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      out += str("\\u", std::hex, std::setfill('0'), std::setw(4), +byte);
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
+  Json list = Json::array();  // strings of JSON are TOML's
+  list.push(text);
+  const std::string quoted = list.dump();
+  return toml ? quoted.substr(1, quoted.size() - 2) : text;
 }
 std::string show(const List& texts, bool) {
   std::string out;
@@ -171,15 +159,6 @@ void check_options(const Options& o) {
                 ", which has its own: leave one of them out");
   }
   check_usage(o.micro_batch > 0 || o.command == "gradients", program, "micro_batch is 0: give a number >= 1");
-  if (find_option("global_batch")->belongs(o.letter) && o.global_batch % o.micro_batch != 0) {
-    std::int64_t below = o.micro_batch, above = o.micro_batch;
-    while (o.global_batch % below != 0) --below;
-    while (above < o.global_batch && o.global_batch % above != 0) ++above;
-    throw UsageError(str(program, "micro_batch is ", o.micro_batch, ", which does not divide global_batch ",
-                         o.global_batch,
-                         above > o.global_batch ? str(": the nearest that does is ", below)
-                                                : str(": the nearest that do are ", below, " and ", above)));
-  }
   if (o.command == "train") {
     check_usage(o.schedule == "constant" || o.min_lr <= o.lr, program, "min_lr is ", o.min_lr, ", above lr ", o.lr,
                 ": lower min_lr or raise lr");

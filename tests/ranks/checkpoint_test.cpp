@@ -10,6 +10,7 @@
 #include <numeric>
 #include <set>
 
+#include "model/parameters.h"
 #include "parallel/agreement.h"
 #include "tests/ranks/ranks.h"
 #include "tests/temp_dir.h"
@@ -80,25 +81,18 @@ class Trainer {
     step_.load_moments(1, values(2));
   }
   void load(const Checkpoint& from) {
-    const auto range = [&](auto read) {
-      return [&from, read](std::size_t i, std::int64_t first, std::int64_t count, float* out) {
-        (from.*read)(i, first, count, out);
-      };
-    };
-    weights_.load(range(&Checkpoint::read_weights));
-    step_.load_moments(0, range(&Checkpoint::read_exp_avg));
-    step_.load_moments(1, range(&Checkpoint::read_exp_avg_sq));
+    weights_.load(from.values(""));
+    step_.load_moments(0, from.values("exp_avg."));
+    step_.load_moments(1, from.values("exp_avg_sq."));
   }
   std::string save(const std::string& run_dir, const TrainerState& state) {
     return save_checkpoint(run_dir,
-                           {state, weights_.config(), weights_.table(), gather(weights_.source()),
-                            gather(step_.moment_source(0)), gather(step_.moment_source(1)), "tokenizer"},
+                           {state,
+                            weights_.config(),
+                            weights_.whole(weights_.source()),
+                            {weights_.whole(step_.moment_source(0)), weights_.whole(step_.moment_source(1))},
+                            "tokenizer"},
                            mesh_.world);
-  }
-  Gather gather(const Assembly::Source& source) const {
-    return [this, source](const std::vector<std::int64_t>& wanted, float* out) {
-      weights_.assembly().gather(wanted, source, out);
-    };
   }
   Communicator& world() { return mesh_.world; }
   ModelWeights& weights() { return weights_; }
@@ -133,16 +127,15 @@ void on(const Way& way, const ModelConfig& config, const F& work) {
 void expect_values(const Checkpoint& found, const TrainerState& state) {
   EXPECT_EQ(found.state().samples, state.samples);
   EXPECT_EQ(found.state().updates, state.updates);
-  for (std::size_t p = 0; p < found.table().parameters.size(); ++p) {
-    std::vector<float> out(static_cast<std::size_t>(found.table().parameters[p].numel()));
+  const ParameterTable table = gpt_bigcode_table(read_config(found.path()));
+  for (std::size_t p = 0; p < table.parameters.size(); ++p) {
+    std::vector<float> out(static_cast<std::size_t>(table.parameters[p].numel()));
     const auto n = static_cast<std::int64_t>(out.size());
     for (int kind = 0; kind < 3; ++kind) {
-      if (kind == 0) found.read_weights(p, 0, n, out.data());
-      if (kind == 1) found.read_exp_avg(p, 0, n, out.data());
-      if (kind == 2) found.read_exp_avg_sq(p, 0, n, out.data());
+      found.values(kind == 0 ? "" : kind == 1 ? "exp_avg." : "exp_avg_sq.")(p, 0, n, out.data());
       for (std::int64_t i = 0; i < n; ++i) {
         ASSERT_EQ(out[static_cast<std::size_t>(i)], Trainer::value(kind, p, i))
-            << found.table().parameters[p].name << " kind " << kind << " element " << i;
+            << table.parameters[p].name << " kind " << kind << " element " << i;
       }
     }
   }
@@ -186,7 +179,7 @@ TEST(CheckpointOverRanks, EveryRankWritesItsOwnFiles) {
     trainer.fill();
     on_root(all, [&] { fs::create_directory(dir / "model"); });
     const auto mine = write_model(dir / "model", config, trainer.weights().table(),
-                                  trainer.gather(trainer.weights().source()), FileType::F32, trainer.world());
+                                  trainer.weights().whole(trainer.weights().source()), FileType::F32, trainer.world());
     std::size_t together = 0;
     for (const auto n : all.exchange(mine.size())) together += n;
     EXPECT_EQ(together, trainer.weights().table().parameters.size());
