@@ -67,9 +67,7 @@ void check_free_space(const fs::path& root, const CheckpointContents& contents, 
 
 constexpr std::pair<const char*, std::int64_t TrainerState::*> counts[] = {
     {"step", &TrainerState::step},
-    {"updates", &TrainerState::updates},
     {"samples", &TrainerState::samples},
-    {"tokens_seen", &TrainerState::tokens_seen},
     {"bad_steps", &TrainerState::bad_steps},
     {"skipped_steps", &TrainerState::skipped_steps},
     {"clipped_steps", &TrainerState::clipped_steps}};

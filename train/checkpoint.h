@@ -11,15 +11,15 @@
 namespace onescale {
 
 struct TrainerState {
-  std::int64_t step = 0;         // steps done
-  std::int64_t updates = 0;      // weight updates done: Adam's count
-  std::int64_t samples = 0;      // position in the data: rows consumed
-  std::int64_t tokens_seen = 0;  // of those rows, the ignored ones too
-  std::int64_t bad_steps = 0;    // non-finite steps in a row, up to now
+  std::int64_t step = 0;       // steps done
+  std::int64_t samples = 0;    // position in the data: rows consumed
+  std::int64_t bad_steps = 0;  // non-finite steps in a row, up to now
   std::int64_t skipped_steps = 0, clipped_steps = 0;
   double seconds = 0;     // of training so far
   std::string data_hash;  // of the training data, so that a resume notices other data under the same name
   std::vector<std::pair<std::string, std::string>> options;  // names and values, to list what a resume changes
+
+  std::int64_t updates() const { return step - skipped_steps; }  // of the weights: Adam's count
 };
 
 struct CheckpointContents {

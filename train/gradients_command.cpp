@@ -62,7 +62,6 @@ int gradients_command(const Options& options, World& world) {
   if (settings.micro_batch == 0) settings.micro_batch = rows;
   check_batch(batch.rows, settings.micro_batch, layout);
   settings.optimizer.adamw = false;
-  settings.clip_norm = 0;
   const std::unique_ptr<Device> device = planned_device(of_rank(options, all), layout, [&](Device& dry, Mesh& groups) {
     ModelWeights weights(dry, groups, config, settings.zero);
     Step(weights, settings).run_empty(rows / settings.micro_batch);

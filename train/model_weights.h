@@ -35,7 +35,6 @@ class ModelWeights {
   const ParameterTable& table() const { return place_.slices.whole(); }
   const Placement& place() const { return place_; }
   const Assembly& assembly() const { return assembly_; }
-  const ZeroSettings& zero() const { return zero_; }
   Weights& units() { return *units_; }
   Device& device() { return dev_; }
   Mesh& mesh() { return mesh_; }
@@ -46,7 +45,6 @@ class ModelWeights {
   Device& dev_;
   Mesh& mesh_;
   ModelConfig config_;
-  ZeroSettings zero_;
   Placement place_;
   Assembly assembly_;
   std::unique_ptr<Weights> units_;

@@ -62,6 +62,14 @@ std::string show(const List& texts, bool) {
   return "[" + out + "]";
 }
 
+// "a whole number >= 1", "true or false", ...
+std::string expected(const Option& option) {
+  if (option.is<bool>()) return "true or false";
+  if (option.is<std::string>()) return *option.choices ? str("one of ", option.choices) : "one text";
+  return str(option.is<std::int64_t>() ? "a whole number >= " : "a number >= ", show(option.min, false),
+             std::isinf(option.max) ? "" : " and <= " + show(option.max, false));
+}
+
 // A size's own options are left out where the model's directory decides.
 template <class Visit>
 void for_each_option(const Options& options, const Visit& visit) {
@@ -121,13 +129,6 @@ void set_option(Options& options, const Option& option, const List& texts, const
 
 std::string text_of(const Options& options, const Option& option, bool toml) {
   return std::visit([&](auto member) { return show(options.*member, toml); }, option.member);
-}
-
-std::string expected(const Option& option) {
-  if (option.is<bool>()) return "true or false";
-  if (option.is<std::string>()) return *option.choices ? str("one of ", option.choices) : "one text";
-  return str(option.is<std::int64_t>() ? "a whole number >= " : "a number >= ", show(option.min, false),
-             std::isinf(option.max) ? "" : " and <= " + show(option.max, false));
 }
 
 std::string nearest(const std::string& name, const std::vector<std::string>& names) {

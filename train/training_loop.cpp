@@ -83,7 +83,7 @@ void TrainingRun::one_step() {
   train_->prefetch(first + options_.global_batch, rows);
   if (options_.check_replicas > 0 && state_.step % options_.check_replicas == 0 && layout_.world() > 1) {
     ModelWeights& weights = buffers_->weights;
-    check_replicas(*device_, *mesh_, weights.place(), weights.units(), weights.zero().stage);
+    check_replicas(*device_, *mesh_, weights.place(), weights.units(), static_cast<int>(options_.zero));
   }
   const double lr = learning_rate(options_, state_.step);
   const StepResult result = buffers_->step.run({batch.ids.data(), batch.labels.data(), batch.rows},
@@ -102,7 +102,6 @@ void TrainingRun::one_step() {
 void TrainingRun::report(const StepResult& result, double seconds, double lr) {
   const bool bad = result.outcome == StepResult::Outcome::not_finite;
   if (result.outcome == StepResult::Outcome::updated) {
-    ++state_.updates;
     state_.clipped_steps += result.clip_coef < 1;
     state_.bad_steps = 0;
   } else {
@@ -112,10 +111,9 @@ void TrainingRun::report(const StepResult& result, double seconds, double lr) {
         bad ? str("the gradient's norm is ", result.grad_norm, ", the loss ", result.loss)
             : std::string("every label is ignored"));
   }
-  const std::int64_t tokens = options_.global_batch * seq_len_;
-  state_.tokens_seen += tokens;
+  state_.samples += options_.global_batch;
   state_.seconds += seconds;
-  const double rate = static_cast<double>(tokens) / seconds;
+  const double rate = static_cast<double>(options_.global_batch * seq_len_) / seconds;
   const double mfu = rate * flops_per_token(config_, seq_len_).with_attention / peak_flops_;
 
   char hash[24];
@@ -127,7 +125,7 @@ void TrainingRun::report(const StepResult& result, double seconds, double lr) {
                            {"grad_norm", result.grad_norm},
                            {"clip_coef", result.clip_coef},
                            {"lr", lr},
-                           {"tokens_seen", state_.tokens_seen},
+                           {"tokens_seen", state_.samples * seq_len_},
                            {"skipped_steps", state_.skipped_steps},
                            {"clipped_steps", state_.clipped_steps},
                            {"tokens_per_s", rate},
@@ -143,7 +141,6 @@ void TrainingRun::report(const StepResult& result, double seconds, double lr) {
   record(line);
   ++state_.step;
   ++steps_here_;
-  state_.samples += options_.global_batch;
   const double left = static_cast<double>(options_.steps - state_.step) / static_cast<double>(steps_here_);
   if (log_)
     log_->progress(progress_text({state_.step, options_.steps, result.loss, result.grad_norm, lr, rate, mfu,

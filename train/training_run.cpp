@@ -95,10 +95,8 @@ TrainingRun::TrainingRun(const Options& options, World& world)
 void TrainingRun::find_start() {
   FoundCheckpoint found = find_checkpoint(options_.run_dir, world_.communicator());
   for (const std::string& warning : found.warnings) say(warning);
-  if (found.checkpoint) {
-    checkpoint_.emplace(std::move(*found.checkpoint));
-    state_ = checkpoint_->state();
-  }
+  checkpoint_ = std::move(found.checkpoint);
+  if (checkpoint_) state_ = checkpoint_->state();
   together(world_.communicator(), [&] {
     if (checkpoint_ || !options_.model.empty()) source_.emplace(checkpoint_ ? checkpoint_->path() : options_.model);
   });
@@ -206,7 +204,7 @@ void TrainingRun::restore() {
       if (step.optimizer().has_moments())
         step.load_moments(which, checkpoint_->values(which == 0 ? "exp_avg." : "exp_avg_sq."));
     }
-    step.optimizer().set_updates(state_.updates);
+    step.optimizer().set_updates(state_.updates());
     saved_step_ = state_.step;
     say("resumed from ", checkpoint_->path(), ": step ", state_.step, ", data position ", state_.samples);
   } else if (source_) {
