@@ -97,6 +97,11 @@ void TrainingRun::find_start() {
   for (const std::string& warning : found.warnings) say(warning);
   checkpoint_ = std::move(found.checkpoint);
   if (checkpoint_) state_ = checkpoint_->state();
+  Flat before = state_.options;
+  if (const std::string file = options_.run_dir + "/config.toml"; !checkpoint_ && fs::exists(file)) {
+    const char* command[] = {"onescale", "train", "--config", file.c_str()};
+    before = flat(parse(4, command).options);
+  }
   together(world_.communicator(), [&] {
     if (checkpoint_ || !options_.model.empty()) source_.emplace(checkpoint_ ? checkpoint_->path() : options_.model);
   });
@@ -111,7 +116,7 @@ void TrainingRun::find_start() {
     keep("resid_pdrop", options_.resid_pdrop, config_.resid_pdrop);
     keep("attn_pdrop", options_.attn_pdrop, config_.attn_pdrop);
   }
-  for (const Change& change : changed(state_.options, settings())) {
+  for (const Change& change : changed(before, settings())) {
     check_usage(!change.fixed, "run_dir ", options_.run_dir, " holds a run with ", change.name, " = ", change.before,
                 ", not ", change.after, "; give that value or another run_dir");
     say("changed since the checkpoint: ", change.name, " was ", change.before, ", is ", change.after);
