@@ -241,23 +241,16 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
   }
   table_ = gpt_bigcode_table(read_config(path));
   std::vector<StoredTensor> expected = model_tensors(table_, FileType::F32);
-  sets_.emplace_back(path, "model");
+  model_.emplace(path, "model");
   if (checksums_.size() > expected.size()) {
-    sets_.emplace_back(path, "optimizer");
+    moments_.emplace(path, "optimizer");
     for (StoredTensor& moment : moment_tensors(table_)) expected.push_back(std::move(moment));
   }
-  for (const SafetensorsSet& set : sets_) tensors_.insert(set.entries().begin(), set.entries().end());
   for (const StoredTensor& wanted : expected) {
     const auto [file, found] = tensor(wanted.name);
     check_contents(found->type == wanted.type && found->shape == wanted.shape, file->path(), ": holds ",
                    found->describe(), " for ", wanted.describe());
   }
-}
-
-const SafetensorsSet::Entry& Checkpoint::tensor(const std::string& name) const {
-  const auto found = tensors_.find(name);
-  check_contents(found != tensors_.end(), path_, ": none of its files has the tensor ", name);
-  return found->second;
 }
 
 void Checkpoint::verify(std::int64_t part, std::int64_t parts) const {

@@ -51,7 +51,7 @@ class Checkpoint {
 
   const std::string& path() const { return path_; }
   const TrainerState& state() const { return state_; }
-  bool has_moments() const { return sets_.size() > 1; }
+  bool has_moments() const { return moments_.has_value(); }
 
   // Every `parts`-th tensor from `part` on, so that ranks can share the work.
   void verify(std::int64_t part = 0, std::int64_t parts = 1) const;
@@ -61,14 +61,15 @@ class Checkpoint {
   FetchRange values(const std::string& prefix) const;
 
  private:
-  const SafetensorsSet::Entry& tensor(const std::string& name) const;
+  SafetensorsSet::Entry tensor(const std::string& name) const {
+    return (name.starts_with("exp_avg") ? moments_ : model_)->at(name);
+  }
 
   std::string path_;
   TrainerState state_;
   ParameterTable table_;
   std::map<std::string, std::string> checksums_;  // by tensor
-  std::vector<SafetensorsSet> sets_;              // of the model and, with AdamW, of the optimizer
-  std::map<std::string, SafetensorsSet::Entry> tensors_;
+  std::optional<SafetensorsSet> model_, moments_;
 };
 
 // What a run resumes from: the newest checkpoint that is complete and whose checksums agree; empty when the run has
