@@ -19,11 +19,8 @@ class Assembly {
   void gather(const std::vector<std::int64_t>& wanted, const Source& source, float* out) const;
 
  private:
-  struct Interval {
-    std::int64_t begin, end;  // of a parameter's local elements
-  };
   // What the rank at `layout` contributes to a parameter: its part, replicated elements from tp rank 0 alone.
-  Interval contribution(std::size_t parameter, const Layout& layout) const;
+  Stretch contribution(std::int64_t parameter, const Layout& layout) const;
 
   Mesh& mesh_;
   const Placement& place_;

@@ -1,36 +1,26 @@
 #include "parallel/clip_norm.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace onescale {
 
-GradientNorm::GradientNorm(const Placement& place) {
-  std::int64_t previous_end = -1;  // of the tensor before in the same unit
-  for (std::size_t i = 0; i < place.table().parameters.size(); ++i) {
-    const int unit = place.table().parameters[i].unit;
-    const std::int64_t offset = place.flat.offset[i];
-    const std::int64_t real = place.layout.tp_rank() == 0 ? place.slices.real(i) : place.slices.replicated_from(i);
-    const std::int64_t begin = std::max(offset, place.owned_begin(unit));
-    const std::int64_t end = std::min(offset + real, place.owned_end(unit));
+double gradient_norm(Device& device, Mesh& mesh, const Placement& place, Gradients& gradients, Tensor scratch) {
+  std::vector<Stretch> counted;
+  const std::vector<Parameter>& parameters = place.table().parameters;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const std::int64_t limit = place.layout.tp_rank() == 0 ? place.slices.real(i) : place.slices.replicated_from(i);
+    const Stretch counts = place.owned(i, 0, limit);
+    if (counts.numel() == 0) continue;
     // Tensors with nothing but padding between them are one stretch.
-    const bool joins =
-        !counted_.empty() && counted_.back().unit == unit && counted_.back().end == previous_end && begin == offset;
-    previous_end = offset + place.table().parameters[i].numel();
-    if (begin >= end) continue;
-    if (joins)
-      counted_.back().end = end;
+    if (!counted.empty() && counted.back().unit == counts.unit && counts.begin == place.flat.offset[i] &&
+        counted.back().end == place.flat.offset[i - 1] + parameters[i - 1].numel())
+      counted.back().end = counts.end;
     else
-      counted_.push_back({unit, begin, end});
+      counted.push_back(counts);
   }
-}
-
-double GradientNorm::operator()(Device& device, Mesh& mesh, Gradients& gradients, Tensor scratch) const {
   device.fill(scratch, 0);
-  for (const Interval& interval : counted_) {
-    const Tensor part = gradients.owned(interval.unit).part(interval.begin, interval.end);
-    device.sum_of_squares(scratch, part, Write::accumulate);
-  }
+  for (const Stretch& counts : counted)
+    device.sum_of_squares(scratch, gradients.owned(counts.unit).part(counts), Write::accumulate);
   double squares = 0;
   device.download(&squares, scratch);
   double all = 0;

@@ -11,39 +11,7 @@ namespace onescale {
 
 namespace {
 
-void copy_bytes(Tensor out, Tensor in) {
-  if (out.data != in.data && in.bytes() > 0) std::memcpy(out.data, in.data, static_cast<std::size_t>(in.bytes()));
-}
-
-class SingleCommunicator final : public Communicator {
- public:
-  explicit SingleCommunicator(const std::string& name) : Communicator(name, 0, 1) {}
-  std::unique_ptr<Communicator> split(const std::vector<int>&, const std::string& name) override {
-    return make_single_communicator(name);
-  }
-
- private:
-  std::unique_ptr<Transfer> start_all_reduce(Tensor) override { return {}; }
-  std::unique_ptr<Transfer> start_reduce_scatter(Tensor out, std::vector<Tensor> in) override {
-    copy_bytes(out, in[0]);
-    return {};
-  }
-  std::unique_ptr<Transfer> start_all_gather(std::vector<Tensor> out, Tensor in) override {
-    copy_bytes(out[0], in);
-    return {};
-  }
-  std::unique_ptr<Transfer> start_all_to_all(std::vector<Tensor> out, std::vector<Tensor> in) override {
-    copy_bytes(out[0], in[0]);
-    return {};
-  }
-  std::unique_ptr<Transfer> start_broadcast(Tensor, int) override { return {}; }
-  void do_barrier() override {}
-  void do_exchange(void* all, const void* mine, std::int64_t bytes) override {
-    std::memcpy(all, mine, static_cast<std::size_t>(bytes));
-  }
-};
-
-class RecordingCommunicator final : public Communicator {
+class LocalCommunicator final : public Communicator {
  public:
   using Communicator::Communicator;
   std::unique_ptr<Communicator> split(const std::vector<int>& members, const std::string& name) override {
@@ -52,28 +20,34 @@ class RecordingCommunicator final : public Communicator {
   }
 
  private:
-  std::unique_ptr<Transfer> start_all_reduce(Tensor) override { return {}; }
-  std::unique_ptr<Transfer> start_reduce_scatter(Tensor, std::vector<Tensor>) override { return {}; }
-  std::unique_ptr<Transfer> start_all_gather(std::vector<Tensor>, Tensor) override { return {}; }
-  std::unique_ptr<Transfer> start_all_to_all(std::vector<Tensor>, std::vector<Tensor>) override { return {}; }
-  std::unique_ptr<Transfer> start_broadcast(Tensor, int) override { return {}; }
-  void do_barrier() override {}
-  void do_exchange(void* all, const void* mine, std::int64_t bytes) override {
-    for (int r = 0; r < size(); ++r) {
-      std::memcpy(static_cast<char*>(all) + r * bytes, mine, static_cast<std::size_t>(bytes));
-    }
+  std::unique_ptr<Transfer> start(const Collective& c) override {
+    if (size() > 1 && c.kind != Collective::exchange) return {};
+    for (const Piece& out : c.out) copy_piece(out, c.in[0]);
+    return {};
   }
 };
 
-std::int64_t bytes_but(const std::vector<Tensor>& pieces, int rank) {
+std::vector<Piece> pieces(const std::vector<Tensor>& tensors) {
+  return {tensors.begin(), tensors.end()};
+}
+
+std::int64_t bytes_of(const std::vector<Piece>& pieces) {
   std::int64_t bytes = 0;
-  for (std::size_t r = 0; r < pieces.size(); ++r) {
-    if (static_cast<int>(r) != rank) bytes += pieces[r].bytes();
-  }
+  for (const Piece& piece : pieces) bytes += piece.bytes;
   return bytes;
 }
 
 }  // namespace
+
+void copy_piece(Piece to, Piece from) {
+  if (to.data != from.data && from.bytes > 0) std::memcpy(to.data, from.data, index(from.bytes));
+}
+
+const char* Collective::name() const {
+  constexpr const char* names[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+                                   "broadcast",  "exchange",       "barrier"};
+  return names[kind];
+}
 
 // Adds the seconds that the caller spends in wait() to the group's traffic.
 class Communicator::Timed final : public Transfer {
@@ -100,74 +74,61 @@ class Communicator::Timed final : public Transfer {
   double started_;
 };
 
-void Communicator::count(const char* operation, std::int64_t sent, std::int64_t size) {
+std::unique_ptr<Transfer> Communicator::run(const Collective& collective, std::int64_t sent) {
+  const char* operation = collective.name();
   Traffic::Count& count = traffic_.operations[operation];
   ++count.calls;
   count.bytes += sent;
   // FNV-1a (Fowler, Noll, Vo) over the operation's name and size.
   const auto mix = [&](std::uint64_t value) { order_ = (order_ ^ value) * 0x100000001b3; };
   for (const char* c = operation; *c; ++c) mix(static_cast<std::uint64_t>(*c));
-  mix(static_cast<std::uint64_t>(size));
+  mix(static_cast<std::uint64_t>(bytes_of(collective.in)));
+  return std::make_unique<Timed>(start(collective), *this, operation);
 }
 
 std::unique_ptr<Transfer> Communicator::all_reduce(Tensor x) {
-  count("all_reduce", 2 * x.bytes() * (size_ - 1) / size_, x.bytes());
-  return std::make_unique<Timed>(start_all_reduce(x), *this, "all_reduce");
+  return run({Collective::all_reduce, {x}, {x}, x.dtype}, 2 * x.bytes() * (size_ - 1) / size_);
 }
 
-std::unique_ptr<Transfer> Communicator::reduce_scatter(Tensor out, std::vector<Tensor> in) {
-  check(static_cast<int>(in.size()) == size_ && in[static_cast<std::size_t>(rank_)].numel() == out.numel(),
-        "reduce_scatter in ", name_, ": ", in.size(), " pieces for ", size_, " ranks, or a result of another size");
-  count("reduce_scatter", bytes_but(in, rank_), bytes_but(in, -1));
-  return std::make_unique<Timed>(start_reduce_scatter(out, std::move(in)), *this, "reduce_scatter");
+std::unique_ptr<Transfer> Communicator::reduce_scatter(Tensor out, const std::vector<Tensor>& in) {
+  check(static_cast<int>(in.size()) == size_ && in[index(rank_)].numel() == out.numel(), "reduce_scatter in ", name_,
+        ": ", in.size(), " pieces for ", size_, " ranks, or a result of another size");
+  return run({Collective::reduce_scatter, {out}, pieces(in), out.dtype}, bytes_of(pieces(in)) - out.bytes());
 }
 
-std::unique_ptr<Transfer> Communicator::all_gather(std::vector<Tensor> out, Tensor in) {
-  check(static_cast<int>(out.size()) == size_ && out[static_cast<std::size_t>(rank_)].numel() == in.numel(),
-        "all_gather in ", name_, ": ", out.size(), " pieces for ", size_, " ranks, or a piece of another size");
-  count("all_gather", in.bytes() * (size_ - 1), bytes_but(out, -1));
-  return std::make_unique<Timed>(start_all_gather(std::move(out), in), *this, "all_gather");
+std::unique_ptr<Transfer> Communicator::all_gather(const std::vector<Tensor>& out, Tensor in) {
+  check(static_cast<int>(out.size()) == size_ && out[index(rank_)].numel() == in.numel(), "all_gather in ", name_, ": ",
+        out.size(), " pieces for ", size_, " ranks, or a piece of another size");
+  return run({Collective::all_gather, pieces(out), {in}}, in.bytes() * (size_ - 1));
 }
 
-std::unique_ptr<Transfer> Communicator::all_to_all(std::vector<Tensor> out, std::vector<Tensor> in) {
+std::unique_ptr<Transfer> Communicator::all_to_all(const std::vector<Tensor>& out, const std::vector<Tensor>& in) {
   check(static_cast<int>(out.size()) == size_ && static_cast<int>(in.size()) == size_, "all_to_all in ", name_, ": ",
         in.size(), " and ", out.size(), " pieces for ", size_, " ranks");
-  count("all_to_all", bytes_but(in, rank_), bytes_but(in, -1));
-  return std::make_unique<Timed>(start_all_to_all(std::move(out), std::move(in)), *this, "all_to_all");
+  return run({Collective::all_to_all, pieces(out), pieces(in)}, bytes_of(pieces(in)) - in[index(rank_)].bytes());
 }
 
 std::unique_ptr<Transfer> Communicator::broadcast(Tensor x, int root) {
   check(root >= 0 && root < size_, "broadcast in ", name_, ": there is no rank ", root, " among ", size_);
-  count("broadcast", root == rank_ ? x.bytes() : 0, x.bytes());
-  return std::make_unique<Timed>(start_broadcast(x, root), *this, "broadcast");
+  return run({Collective::broadcast, {x}, {x}, x.dtype, root}, root == rank_ ? x.bytes() : 0);
 }
 
-// A call that waits, as a transfer.
-class Communicator::Call final : public Transfer {
- public:
-  explicit Call(std::function<void()> work) : work_(std::move(work)) {}
-  void wait() override { work_(); }
-
- private:
-  std::function<void()> work_;
-};
-
 void Communicator::barrier() {
-  count("barrier", 0, 0);
-  Timed(std::make_unique<Call>([&] { do_barrier(); }), *this, "barrier").wait();
+  run({Collective::barrier, {}, {}}, 0)->wait();
 }
 
 void Communicator::exchange(void* all, const void* mine, std::int64_t bytes) {
-  count("exchange", bytes * (size_ - 1), bytes);
-  Timed(std::make_unique<Call>([&] { do_exchange(all, mine, bytes); }), *this, "exchange").wait();
-}
-
-std::unique_ptr<Communicator> make_single_communicator(const std::string& name) {
-  return std::make_unique<SingleCommunicator>(name);
+  std::vector<Piece> out;
+  for (int r = 0; r < size_; ++r) out.emplace_back(static_cast<char*>(all) + r * bytes, bytes);
+  run({Collective::exchange, out, {Piece(const_cast<void*>(mine), bytes)}}, bytes * (size_ - 1))->wait();
 }
 
 std::unique_ptr<Communicator> make_recording_communicator(const std::string& name, int rank, int size) {
-  return std::make_unique<RecordingCommunicator>(name, rank, size);
+  return std::make_unique<LocalCommunicator>(name, rank, size);
+}
+
+std::unique_ptr<Communicator> make_single_communicator(const std::string& name) {
+  return make_recording_communicator(name, 0, 1);
 }
 
 }  // namespace onescale

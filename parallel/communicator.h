@@ -6,11 +6,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/tensor.h"
+#include "parallel/layout.h"
 
 namespace onescale {
 
@@ -27,7 +27,7 @@ struct Traffic {
   struct Count {
     std::int64_t calls = 0, bytes = 0;
     double seconds = 0;  // of waiting
-    bool operator==(const Count& other) const { return calls == other.calls && bytes == other.bytes; }
+    bool operator==(const Count&) const = default;
   };
   std::map<std::string, Count> operations;
   double exposed_seconds() const {
@@ -35,6 +35,32 @@ struct Traffic {
     for (const auto& [name, count] : operations) sum += count.seconds;
     return sum;
   }
+};
+
+// Contiguous memory of this process.
+struct Piece {
+  char* data;
+  std::int64_t bytes;
+  Piece(void* data, std::int64_t bytes) : data(static_cast<char*>(data)), bytes(bytes) {}
+  Piece(const Tensor& t) : Piece(t.data, t.bytes()) {}
+};
+void copy_piece(Piece to, Piece from);  // of one size; from may be `to` itself
+
+// What the ranks of a group do together:
+//   all_reduce            out[0], which is in[0] = the sum over ranks
+//   reduce_scatter        out[0] = the sum over ranks of their in[rank()]
+//   all_gather, exchange  out[r] = rank r's in[0]
+//   all_to_all            out[r] = rank r's in[rank()]
+//   broadcast             out[0], which is in[0] = that of rank `root`
+//   barrier               nothing
+struct Collective {
+  enum Kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier };
+  Kind kind;
+  std::vector<Piece> out, in;
+  DType dtype = DType::float32;  // of what is summed
+  int root = 0;
+
+  const char* name() const;
 };
 
 // Tensors are contiguous, of any dtype unless said otherwise; a piece may have no elements. Pieces are listed by rank
@@ -52,15 +78,15 @@ class Communicator {
   int size() const { return size_; }
 
   // x = the sum over ranks, in place; float32, float64, int64, or bfloat16, which is added in float32 and rounded once.
-  // The order of additions is the library's: for a fixed order see parallel/reduction.h.
+  // The order of additions is the library's; parallel/tensor_parallel.h and reduction.h have fixed ones.
   std::unique_ptr<Transfer> all_reduce(Tensor x);
   // out = the sum over ranks of their in[rank()], dtypes as all_reduce. in[r] has the size of rank r's out; sizes may
   // differ between ranks. out may be in[rank()] itself.
-  std::unique_ptr<Transfer> reduce_scatter(Tensor out, std::vector<Tensor> in);
+  std::unique_ptr<Transfer> reduce_scatter(Tensor out, const std::vector<Tensor>& in);
   // out[r] = rank r's `in`. in may be out[rank()] itself.
-  std::unique_ptr<Transfer> all_gather(std::vector<Tensor> out, Tensor in);
+  std::unique_ptr<Transfer> all_gather(const std::vector<Tensor>& out, Tensor in);
   // out[r] = rank r's in[rank()].
-  std::unique_ptr<Transfer> all_to_all(std::vector<Tensor> out, std::vector<Tensor> in);
+  std::unique_ptr<Transfer> all_to_all(const std::vector<Tensor>& out, const std::vector<Tensor>& in);
   std::unique_ptr<Transfer> broadcast(Tensor x, int root);
   void barrier();
 
@@ -68,7 +94,7 @@ class Communicator {
   void exchange(void* all, const void* mine, std::int64_t bytes);
   template <class T>
   std::vector<T> exchange(const T& mine) {
-    std::vector<T> all(static_cast<std::size_t>(size_));
+    std::vector<T> all(index(size_));
     exchange(all.data(), &mine, sizeof(T));
     return all;
   }
@@ -89,31 +115,23 @@ class Communicator {
   std::uint64_t order_hash() const { return order_; }
 
  protected:
-  virtual std::unique_ptr<Transfer> start_all_reduce(Tensor x) = 0;
-  virtual std::unique_ptr<Transfer> start_reduce_scatter(Tensor out, std::vector<Tensor> in) = 0;
-  virtual std::unique_ptr<Transfer> start_all_gather(std::vector<Tensor> out, Tensor in) = 0;
-  virtual std::unique_ptr<Transfer> start_all_to_all(std::vector<Tensor> out, std::vector<Tensor> in) = 0;
-  virtual std::unique_ptr<Transfer> start_broadcast(Tensor x, int root) = 0;
-  virtual void do_barrier() = 0;
-  virtual void do_exchange(void* all, const void* mine, std::int64_t bytes) = 0;
-
-  Traffic traffic_;
+  virtual std::unique_ptr<Transfer> start(const Collective& collective) = 0;  // null: it has ended
 
  private:
   class Timed;
-  class Call;
-  void count(const char* operation, std::int64_t sent, std::int64_t size);
+  std::unique_ptr<Transfer> run(const Collective& collective, std::int64_t sent);  // sent: bytes to other ranks
 
   std::string name_;
   int rank_, size_;
   std::uint64_t order_ = 0;
+  Traffic traffic_;
   WaitEvent on_wait_;
 };
 
-// A group of one: copies.
-std::unique_ptr<Communicator> make_single_communicator(const std::string& name);
 // Rank `rank` of `size`, which moves nothing and waits for nobody: what it counts is the plan of a step, and what tests
 // compare with theory. exchange() gives every rank this rank's bytes.
 std::unique_ptr<Communicator> make_recording_communicator(const std::string& name, int rank, int size);
+// A group of one: copies.
+std::unique_ptr<Communicator> make_single_communicator(const std::string& name);
 
 }  // namespace onescale

@@ -2,9 +2,10 @@
 #include "parallel/json.h"
 
 #include <algorithm>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
+#include <utility>
 
 #include "kernels/error.h"
 #include "parallel/file.h"
@@ -14,29 +15,9 @@ namespace {
 
 using Value = nlohmann::ordered_json;
 
-// Input that tells how far the parser has read: its callbacks carry no position.
-struct Cursor {
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-
-  const char* at;
-  const char** furthest;
-
-  reference operator*() const { return *at; }
-  Cursor& operator++() {
-    *furthest = ++at;
-    return *this;
-  }
-  bool operator==(const Cursor& other) const { return at == other.at; }
-  bool operator!=(const Cursor& other) const { return at != other.at; }
-};
-
 std::string position(std::string_view text, std::size_t offset) {
   const std::string_view before = text.substr(0, offset);
-  const std::size_t line_start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
+  const std::size_t line_start = before.rfind('\n') + 1;  // 0 where there is none
   return str("line ", std::count(before.begin(), before.end(), '\n') + 1, ", column ", offset - line_start + 1);
 }
 
@@ -64,26 +45,27 @@ std::ostream& operator<<(std::ostream& out, const shown& s) {
 
 }  // namespace
 
+Json::Json(Value value, const std::string& where)
+    : root_(std::make_shared<Value>(std::move(value))), value_(root_.get()), where_(where) {}
+
 Json Json::object() {
-  Json json;
-  json.root_ = std::make_shared<Value>(Value::object());
-  json.value_ = json.root_.get();
-  json.where_ = "JSON";
-  return json;
+  return {Value::object(), "JSON"};
 }
 
 Json Json::array() {
-  Json json = object();
-  *json.value_ = Value::array();
-  return json;
+  return {Value::array(), "JSON"};
 }
 
 Json Json::parse(std::string_view text, const std::string& where) {
-  const char* furthest = text.data();
-  auto offset = [&] { return static_cast<std::size_t>(furthest - text.data()); };
+  std::istringstream in{std::string(text)};
+  // How far the parser has read; its callbacks carry no position.
+  const auto offset = [&] { return static_cast<std::size_t>(in.rdbuf()->pubseekoff(0, std::ios::cur, std::ios::in)); };
+  const auto failure = [&](std::size_t at, const std::string& what) {
+    return Error(str(where, ": ", position(text, at), ": not valid JSON: ", what, "; correct it"));
+  };
   // The keys of every object that is open; nlohmann itself would let a later value replace an earlier one.
   std::vector<std::set<std::string>> open;
-  auto callback = [&](int, Value::parse_event_t event, Value& value) {
+  const auto callback = [&](int, Value::parse_event_t event, Value& value) {
     if (event == Value::parse_event_t::object_start) open.emplace_back();
     if (event == Value::parse_event_t::object_end) open.pop_back();
     if (event == Value::parse_event_t::key) {
@@ -93,21 +75,16 @@ Json Json::parse(std::string_view text, const std::string& where) {
     }
     return true;
   };
-  const auto fail = [&](std::size_t at, const std::string& what) {
-    throw Error(str(where, ": ", position(text, at), ": not valid JSON: ", what, "; correct it"));
-  };
   const std::size_t nul = text.find('\0');  // the library takes one for the end of its input
-  if (nul != std::string_view::npos) fail(nul, "a NUL byte");
-  Json json = object();
-  json.where_ = where;
+  if (nul != std::string_view::npos) throw failure(nul, "a NUL byte");
   try {
-    *json.value_ = Value::parse(Cursor{text.data(), &furthest}, Cursor{text.data() + text.size(), &furthest}, callback);
+    return {Value::parse(in, callback), where};
   } catch (const Value::parse_error& e) {
-    fail(e.byte > 0 ? e.byte - 1 : 0, detail(e.what()));  // e.byte counts from 1 and is the last character read
+    throw failure(e.byte > 0 ? e.byte - 1 : 0,
+                  detail(e.what()));  // e.byte counts from 1 and is the last character read
   } catch (const Value::exception& e) {
-    fail(offset(), detail(e.what()));
+    throw failure(offset(), detail(e.what()));
   }
-  return json;
 }
 
 Json Json::read_file(const std::string& path) {
@@ -186,9 +163,6 @@ void Json::set(const std::string& key, const Json& value) {
 }
 void Json::set(const std::string& key, const Scalar& value) {
   std::visit([&](const auto& v) { (*value_)[key] = v; }, value);
-}
-void Json::push(const Json& value) {
-  value_->push_back(*value.value_);
 }
 void Json::push(const Scalar& value) {
   std::visit([&](const auto& v) { value_->push_back(v); }, value);

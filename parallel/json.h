@@ -42,12 +42,12 @@ class Json {
   using Scalar = std::variant<std::nullptr_t, bool, std::int64_t, double, std::string>;
   void set(const std::string& key, const Json& value);
   void set(const std::string& key, const Scalar& value);
-  void push(const Json& value);
   void push(const Scalar& value);
 
   std::string dump(int indent = -1) const;  // -1: one line. Doubles are written so that they read back equal
 
  private:
+  Json(nlohmann::ordered_json value, const std::string& where);
   template <class T>
   T get(bool is_one, const char* expected) const;
 

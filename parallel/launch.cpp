@@ -10,10 +10,11 @@
 #include <filesystem>
 #include <new>
 #include <optional>
+#include <sstream>
 
 #include "kernels/error.h"
 #include "parallel/agreement.h"
-#include "parallel/mpi_communicator.h"
+#include "parallel/mpi_job.h"
 
 namespace onescale {
 
@@ -21,17 +22,16 @@ namespace {
 
 // The variables of one launcher. A source counts where its rank and its size are there.
 struct Source {
-  const char *name, *rank, *size, *local_rank;
+  const char *name, *rank, *size;
   bool mpi;
 };
 
 // SLURM_NTASKS would not do for Slurm: a batch shell, which is no task of a step, has it too.
-constexpr Source sources[] = {
-    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", true},
-    {"PMIx", "PMIX_RANK", nullptr, nullptr, true},
-    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", false},
-    {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", false},
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", false}};
+constexpr Source sources[] = {{"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},
+                              {"PMIx", "PMIX_RANK", nullptr, true},
+                              {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", false},
+                              {"PMI", "PMI_RANK", "PMI_SIZE", false},
+                              {"torchrun", "RANK", "WORLD_SIZE", false}};
 
 std::string place(int rank, int world) {
   return world > 0 ? str("rank ", rank, " of ", world) : str("rank ", rank);
@@ -51,7 +51,6 @@ Launch find_launch(const std::function<const char*(const char*)>& variable) {
     if (found.problem.empty()) found.problem = str(name, " = '", text, "' is no number; unset it");
     return {};
   };
-  bool local = false;
   for (const Source& s : sources) {
     if (variable(s.rank) == nullptr || (s.size != nullptr && variable(s.size) == nullptr)) continue;
     const std::optional<int> rank = number(s.rank), world = s.size == nullptr ? 0 : number(s.size);
@@ -72,9 +71,6 @@ Launch find_launch(const std::function<const char*(const char*)>& variable) {
     }
     found.world = std::max(found.world, *world);
     found.mpi = found.mpi || s.mpi;
-    const std::optional<int> here = s.local_rank == nullptr ? std::nullopt : number(s.local_rank);
-    if (here && !local) found.local_rank = *here;
-    local = local || here;
   }
   if (found.problem.empty() && !found.mpi && found.world > 1) {
     found.problem = str(found.source, " says ", place(found.rank, found.world),
@@ -111,26 +107,25 @@ Communicator& World::communicator() {
 }
 
 void World::set_timeout(double seconds) {
-  if (mpi_) mpi_->set_timeout(seconds);
+  if (mpi_) mpi_->timeout = seconds;
 }
 
 void World::set_step(std::int64_t step) {
-  if (mpi_) mpi_->set_step(step);
+  if (mpi_) mpi_->step = step;
 }
 
 void World::check_same(const std::string& what, const std::string& text) {
   const std::vector<std::string> texts = exchange_text(communicator(), text);
   for (std::size_t r = 1; r < texts.size(); ++r) {
-    const std::string &first = texts[0], &other = texts[r];
-    if (first == other) continue;
-    const auto differs = std::mismatch(first.begin(), first.end(), other.begin(), other.end()).first - first.begin();
-    const auto line = [&](const std::string& whole) {
-      const std::size_t before =
-          differs == 0 ? std::string::npos : whole.rfind('\n', static_cast<std::size_t>(differs) - 1);
-      const std::size_t begin = before == std::string::npos ? 0 : before + 1;
-      return whole.substr(begin, whole.find('\n', begin) - begin);
-    };
-    throw UsageError(str("the ranks differ in ", what, ": rank 0 has '", line(first), "', rank ", r, " '", line(other),
+    if (texts[r] == texts[0]) continue;
+    std::istringstream first(texts[0]), other(texts[r]);
+    std::string line, other_line;
+    while (line == other_line && (first || other)) {
+      line = other_line = "";
+      std::getline(first, line);
+      std::getline(other, other_line);
+    }
+    throw UsageError(str("the ranks differ in ", what, ": rank 0 has '", line, "', rank ", r, " '", other_line,
                          "'; start all with the same"));
   }
 }

@@ -13,10 +13,10 @@ namespace onescale {
 class MpiJob;
 
 struct Launch {
-  int rank = 0, world = 1, local_rank = 0;  // local_rank: among the ranks of this machine; world 0: known to MPI only
-  std::string source;                       // "Open MPI (OMPI_COMM_WORLD_RANK)", "" for a process started by hand
-  bool mpi = false;                         // the launcher can connect MPI's ranks
-  std::string problem;                      // why this process cannot be a rank, with the fix; empty where it can
+  int rank = 0, world = 1;  // world 0: known to MPI only
+  std::string source;       // "Open MPI (OMPI_COMM_WORLD_RANK)", "" for a process started by hand
+  bool mpi = false;         // the launcher can connect MPI's ranks
+  std::string problem;      // why this process cannot be a rank, with the fix; empty where it can
 };
 
 // From Open MPI or PMIx, then the Slurm step, PMI, and torchrun's variables. `variable` is std::getenv or a test's.

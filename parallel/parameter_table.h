@@ -28,8 +28,8 @@ struct Parameter {
 };
 
 struct ParameterTable {
-  std::vector<Parameter>
-      parameters;  // units ascending; the position is the tensor's number in the key of its initial weights
+  // Units ascending; the position is the tensor's number in the key of its initial weights.
+  std::vector<Parameter> parameters;
   int units = 0;
 
   std::int64_t numel() const {

@@ -4,44 +4,11 @@
 
 namespace onescale {
 
-namespace {
-
-// Elements of each rank's part of `numel`, rounded up.
-std::int64_t part_of(const Communicator& group, std::int64_t numel) {
-  return (numel + group.size() - 1) / group.size();
-}
-
-}  // namespace
-
-std::int64_t ordered_staging(const Communicator& group, std::int64_t numel) {
-  return group.size() > 1 ? group.size() * part_of(group, numel) : 0;
-}
-
-void ordered_all_reduce(Device& device, Communicator& group, Tensor x, Tensor staging) {
-  if (group.size() == 1 || x.numel() == 0) return;
-  const std::int64_t n = part_of(group, x.numel());
-  const Tensor flat = x.view({-1});
-  std::vector<Tensor> parts, received;
-  for (int r = 0; r < group.size(); ++r) {
-    parts.push_back(flat.slice(0, std::min(r * n, x.numel()), std::min((r + 1) * n, x.numel())));
-  }
-  const auto me = static_cast<std::size_t>(group.rank());
-  const std::int64_t mine = parts[me].numel();
-  for (int r = 0; r < group.size(); ++r) received.push_back(staging.slice(0, r * n, r * n + mine));
-  // The own part stays where it is: an empty piece travels to oneself.
-  std::vector<Tensor> to = received, from = parts;
-  to[me] = from[me] = parts[me].slice(0, 0, 0);
-  group.all_to_all(to, from)->wait();
-  received[me] = parts[me];
-  device.sum_pieces(parts[me], received, Write::overwrite);
-  group.all_gather(parts, parts[me])->wait();
-}
-
 Reducer::Reducer(Device& device, Communicator& group, const ReductionSettings& settings, std::int64_t most_columns)
     : dev_(device), group_(group), settings_(settings) {
   const double bytes = settings.bucket_mb * 1048576 / static_cast<double>(group.size() * size_of(settings.wire));
   capacity_ = std::clamp(static_cast<std::int64_t>(bytes), std::int64_t{1}, std::max(most_columns, std::int64_t{1}));
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; group.size() > 1 && i < 3; ++i) {
     Bucket bucket;
     bucket.send = device.allocate(Kind::transient, settings.wire, {group.size() * capacity_});
     if (settings.kind != Reduction::all_reduce)
@@ -50,31 +17,32 @@ Reducer::Reducer(Device& device, Communicator& group, const ReductionSettings& s
   }
 }
 
-// Where the columns of a segment that rank `rank` will own lie before they are sent.
+Tensor Reducer::columns(Tensor flat, int rank, std::int64_t begin, std::int64_t count) const {
+  const std::int64_t first = rank * (flat.numel() / group_.size()) + begin;
+  return flat.slice(0, first, first + count);
+}
+
 Tensor Reducer::source(const Bucket& bucket, const Segment& s, int rank) const {
-  const std::int64_t n = s.flat.numel() / group_.size();
-  const std::int64_t first = bucket.direct ? rank * n + s.begin
-                             : settings_.kind == Reduction::all_reduce
-                                 ? group_.size() * s.at + rank * s.columns  // all that is sent lies together
-                                 : rank * capacity_ + s.at;
-  return (bucket.direct ? s.flat : bucket.send).slice(0, first, first + s.columns);
+  if (bucket.direct) return columns(s.flat, rank, s.begin, s.columns);
+  if (settings_.kind != Reduction::all_reduce) return columns(bucket.send, rank, s.at, s.columns);
+  const Tensor all = bucket.send.slice(0, group_.size() * s.at, group_.size() * (s.at + s.columns));
+  return columns(all, rank, 0, s.columns);  // all that is sent lies together
 }
 
 void Reducer::add(Tensor flat, Tensor out, Write write) {
+  if (group_.size() == 1) return;
   const std::int64_t n = flat.numel() / group_.size();
   for (std::int64_t begin = 0; begin < n;) {
     Bucket& bucket = idle_.front();
-    const std::int64_t columns = std::min(capacity_ - bucket.columns, n - begin);
+    const Segment segment{flat, out, write, begin, std::min(capacity_ - bucket.columns, n - begin), bucket.columns};
     // all_reduce takes one contiguous tensor: a whole buffer or a copy.
-    bucket.direct = bucket.columns == 0 && 2 * columns >= capacity_ && settings_.wire == flat.dtype &&
-                    (settings_.kind != Reduction::all_reduce || columns == n);
-    const Segment segment{flat, out, write, begin, columns, bucket.columns};
-    for (int r = 0; !bucket.direct && r < group_.size(); ++r) {
-      dev_.copy(source(bucket, segment, r), flat.slice(0, r * n + begin, r * n + begin + columns));
-    }
+    bucket.direct = bucket.columns == 0 && 2 * segment.columns >= capacity_ && settings_.wire == flat.dtype &&
+                    (settings_.kind != Reduction::all_reduce || segment.columns == n);
+    for (int r = 0; !bucket.direct && r < group_.size(); ++r)
+      dev_.copy(source(bucket, segment, r), columns(flat, r, begin, segment.columns));
     bucket.segments.push_back(segment);
-    bucket.columns += columns;
-    begin += columns;
+    bucket.columns += segment.columns;
+    begin += segment.columns;
     if (2 * bucket.columns >= capacity_) start();
   }
 }
@@ -83,22 +51,21 @@ void Reducer::start() {
   started_.push_back(std::move(idle_.front()));
   idle_.pop_front();
   Bucket& bucket = started_.back();
+  const Segment& first = bucket.segments[0];
   std::vector<Tensor> from, to;
   for (int r = 0; r < group_.size(); ++r) {
-    from.push_back(bucket.direct ? source(bucket, bucket.segments[0], r)
-                                 : bucket.send.slice(0, r * capacity_, r * capacity_ + bucket.columns));
-    if (settings_.kind != Reduction::all_reduce)
-      to.push_back(bucket.receive.slice(0, r * capacity_, r * capacity_ + bucket.columns));
+    from.push_back(bucket.direct ? source(bucket, first, r) : columns(bucket.send, r, 0, bucket.columns));
+    if (settings_.kind != Reduction::all_reduce) to.push_back(columns(bucket.receive, r, 0, bucket.columns));
   }
-  const auto me = static_cast<std::size_t>(group_.rank());
+  const std::size_t me = index(group_.rank());
   if (settings_.kind == Reduction::ordered) {
     to[me] = from[me] = from[me].slice(0, 0, 0);  // the own piece stays where it is
     bucket.transfer = group_.all_to_all(to, from);
   } else if (settings_.kind == Reduction::reduce_scatter) {
     bucket.transfer = group_.reduce_scatter(to[me], from);
   } else {
-    bucket.transfer = group_.all_reduce(bucket.direct ? bucket.segments[0].flat
-                                                      : bucket.send.slice(0, 0, group_.size() * bucket.columns));
+    bucket.transfer =
+        group_.all_reduce(bucket.direct ? first.flat : bucket.send.slice(0, 0, group_.size() * bucket.columns));
   }
   if (started_.size() > 2) end_oldest();
 }
@@ -108,14 +75,10 @@ void Reducer::end_oldest() {
   bucket.transfer->wait();
   const int me = group_.rank();
   for (const Segment& s : bucket.segments) {
-    const std::int64_t n = s.flat.numel() / group_.size();
-    const auto received = [&](int r) {
-      return bucket.receive.slice(0, r * capacity_ + s.at, r * capacity_ + s.at + s.columns);
-    };
+    const auto received = [&](int r) { return columns(bucket.receive, r, s.at, s.columns); };
     if (settings_.kind == Reduction::all_reduce && s.out.numel() == s.flat.numel()) {
-      for (int r = 0; !bucket.direct && r < group_.size(); ++r) {
-        dev_.copy(s.out.slice(0, r * n + s.begin, r * n + s.begin + s.columns), source(bucket, s, r));
-      }
+      for (int r = 0; !bucket.direct && r < group_.size(); ++r)
+        dev_.copy(columns(s.out, r, s.begin, s.columns), source(bucket, s, r));
       continue;
     }
     std::vector<Tensor> pieces;
@@ -138,7 +101,7 @@ void Reducer::settle(Tensor flat) {
 }
 
 void Reducer::finish() {
-  if (idle_.front().columns > 0) start();
+  if (group_.size() > 1 && idle_.front().columns > 0) start();
   while (!started_.empty()) end_oldest();
 }
 

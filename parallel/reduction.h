@@ -1,4 +1,4 @@
-// Sums over ranks with a stated order of additions, and the stream of gradients that is summed into shards.
+// The stream of gradients that is summed over ranks, bucket by bucket.
 #pragma once
 
 #include <deque>
@@ -7,12 +7,6 @@
 #include "parallel/communicator.h"
 
 namespace onescale {
-
-// x = the sum over the group's ranks in rank order, added in float32 and rounded once: the same bits on every rank. x
-// is a contiguous activation, [elements] of any shape; staging of the same dtype holds at least its elements, rounded
-// up to the group's size, and once more as many.
-void ordered_all_reduce(Device& device, Communicator& group, Tensor x, Tensor staging);
-std::int64_t ordered_staging(const Communicator& group, std::int64_t numel);  // elements of staging that x needs
 
 // How gradients are summed. ordered: all-to-all, then each rank adds its shard's pieces in rank order; the others are
 // the library's operations. All give the same sums, rounding aside.
@@ -24,9 +18,10 @@ struct ReductionSettings {
   DType wire = DType::float32;  // what travels
 };
 
-// Sums flat buffers over a group, each rank its own part. A buffer of size() * n elements is [rank, n]; buckets take
-// columns of it, so that every bucket holds an equal share of each rank's part. A bucket is sent as soon as it is at
-// least half full: it holds a part of a large buffer, or several small ones. At most two are under way.
+// Sums flat buffers over a group, each rank its own part; with one rank nothing is done. A buffer of size() * n
+// elements is [rank, n]; buckets take columns of it, so that every bucket holds an equal share of each rank's part. A
+// bucket is sent as soon as it is at least half full: it holds a part of a large buffer, or several small ones. At most
+// two are under way.
 class Reducer {
  public:
   // most_columns: of all buffers of a step together, so that no bucket is larger than that.
@@ -53,6 +48,9 @@ class Reducer {
     bool direct = false;  // its one segment travels from flat itself, without a copy in send
     std::unique_ptr<Transfer> transfer;
   };
+  // Of a buffer [size() * n], n a rank: `count` of this rank's, from `begin` on.
+  Tensor columns(Tensor flat, int rank, std::int64_t begin, std::int64_t count) const;
+  // What rank `rank` will own of a segment, before it is sent.
   Tensor source(const Bucket& bucket, const Segment& segment, int rank) const;
   void start();
   void end_oldest();

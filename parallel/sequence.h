@@ -22,8 +22,7 @@ std::vector<std::int32_t> local_positions(SpMode mode, std::int64_t seq_len, int
 class SequenceParallel {
  public:
   // Takes staging for the largest tensor, of `numel` local elements with all heads.
-  SequenceParallel(Device& device, Communicator& sp, SpMode mode, std::int64_t seq_len, std::int64_t numel,
-                   DType dtype);
+  SequenceParallel(Device& device, Communicator& sp, SpMode mode, std::int64_t numel, DType dtype);
 
   int size() const { return sp_.size(); }
   int rank() const { return sp_.rank(); }
@@ -38,18 +37,15 @@ class SequenceParallel {
   void reduce(Tensor local, Tensor full);
 
  private:
-  struct Run {  // of tokens of one rank that lie together
-    std::int64_t local, global, count;
-  };
-  std::vector<Tensor> pieces(Tensor staging, std::int64_t numel) const;
-  // Copies between a rank's tokens in a full tensor and a contiguous piece [B, T / sp, ...].
-  void unpack(Tensor full, Tensor piece, int rank);
-  void pack(Tensor piece, Tensor full, int rank);
+  // By rank, its [B, T / sp, heads, d] of staging; the other sizes are those of `like`.
+  std::vector<Tensor> pieces(Tensor staging, Tensor like, std::int64_t heads) const;
+  // copy(part of full, part of a piece) for the tokens of every rank.
+  template <class Copy>
+  void each_chunk(Tensor full, const std::vector<Tensor>& pieces, Copy copy) const;
 
   Device& dev_;
   Communicator& sp_;
   SpMode mode_;
-  std::vector<std::vector<Run>> runs_;  // by rank
   Tensor send_, receive_;
 };
 

@@ -1,6 +1,6 @@
 #include "parallel/units.h"
 
-#include <algorithm>
+#include "parallel/layout.h"
 
 namespace onescale {
 
@@ -12,7 +12,7 @@ FlatLayout::FlatLayout(const ParameterTable& table, int shard_count)
     : offset(table.parameters.size()), shards(shard_count) {
   for (std::size_t i = 0; i < table.parameters.size(); ++i) {
     const Parameter& p = table.parameters[i];
-    while (unit_numel.size() <= static_cast<std::size_t>(p.unit)) {
+    while (unit_numel.size() <= index(p.unit)) {
       unit_numel.push_back(0);
       first_parameter.push_back(i);
     }
@@ -24,15 +24,21 @@ FlatLayout::FlatLayout(const ParameterTable& table, int shard_count)
   for (std::int64_t& n : unit_numel) n = (n + step - 1) / step * step;
 }
 
-Tensor Owned::part(std::int64_t from, std::int64_t to) const {
-  const std::int64_t first = std::max(from, begin), last = std::min(to, begin + data.numel());
-  return first < last ? data.slice(0, first - begin, last - begin) : Tensor();
+Tensors shards_of(Tensor flat, int shards) {
+  Tensors parts;
+  const std::int64_t n = flat.numel() / shards;
+  for (int r = 0; r < shards; ++r) parts.push_back(flat.slice(0, r * n, (r + 1) * n));
+  return parts;
+}
+
+Tensor Owned::part(const Stretch& elements) const {
+  const auto place = [&](std::int64_t at) { return std::clamp(at - begin, std::int64_t{0}, data.numel()); };
+  return data.slice(0, place(elements.begin), place(elements.begin + elements.numel()));
 }
 
 Tensors unit_views(const ParameterTable& table, const FlatLayout& layout, int unit, Tensor flat) {
   Tensors views;
-  const auto u = static_cast<std::size_t>(unit);
-  for (std::size_t i = layout.first_parameter[u]; i < layout.first_parameter[u + 1]; ++i) {
+  for (std::size_t i = layout.first_parameter[index(unit)]; i < layout.first_parameter[index(unit + 1)]; ++i) {
     const Parameter& p = table.parameters[i];
     const Tensor t = flat.slice(0, layout.offset[i], layout.offset[i] + p.numel());
     views.push_back(p.shape.size() == 2 ? t.view({p.shape[0], p.shape[1]}) : t);

@@ -3,6 +3,7 @@
 // the whole is padded so that the ranks of the shard group own equal, contiguous parts of it. Padding stays zero.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -28,13 +29,24 @@ using Tensors = std::vector<Tensor>;  // of one unit, in table order
 // The tensors of `unit` as views of its flat buffer.
 Tensors unit_views(const ParameterTable& table, const FlatLayout& layout, int unit, Tensor flat);
 
-// A contiguous stretch of a unit's flat buffer that this process owns: elements [begin, begin + data.numel()).
+// A flat buffer cut into equal parts, by the rank of the shard group that owns them.
+Tensors shards_of(Tensor flat, int shards);
+
+// Elements [begin, end) of a unit's flat buffer, none where end <= begin.
+struct Stretch {
+  int unit;
+  std::int64_t begin, end;
+
+  std::int64_t numel() const { return std::max(end - begin, std::int64_t{0}); }
+};
+
+// What this process owns of a unit: elements [begin, begin + data.numel()) of its flat buffer.
 struct Owned {
   Tensor data;
   std::int64_t begin;
 
-  // Elements [from, to) of the unit, as far as they are owned; empty when none is.
-  Tensor part(std::int64_t from, std::int64_t to) const;
+  // Of these elements of the unit those that are owned; there may be none.
+  Tensor part(const Stretch& elements) const;
 };
 
 // Parameters: float32 masters and, in bfloat16, a compute copy of them; in float32 both are the same memory.

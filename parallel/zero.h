@@ -33,6 +33,21 @@ struct Placement {
   int units() const { return table().units; }
   std::int64_t owned_begin(int unit) const { return layout.shard_rank() * flat.shard_numel(unit); }
   std::int64_t owned_end(int unit) const { return owned_begin(unit) + flat.shard_numel(unit); }
+  // Local elements [from, to) of a parameter, as far as this rank owns them, or another one of the shard group.
+  Stretch owned(std::size_t parameter, std::int64_t from, std::int64_t to) const {
+    return owned(parameter, from, to, layout.shard_rank());
+  }
+  Stretch owned(std::size_t parameter, std::int64_t from, std::int64_t to, int shard_rank) const {
+    const int unit = table().parameters[parameter].unit;
+    const std::int64_t n = flat.shard_numel(unit), begin = shard_rank * n, offset = flat.offset[parameter];
+    return {unit, std::max(offset + from, begin), std::min(offset + to, begin + n)};
+  }
+  // Where units are whole for a while, those of blocks take turns in two buffers, so that one of them travels while the
+  // other is used; other units have a buffer each. The first unit that uses the buffer of this one:
+  int buffer_of(int unit) const {
+    while (unit > 2 && flat.unit_numel[index(unit)] == flat.unit_numel[index(unit - 2)]) unit -= 2;
+    return unit;
+  }
 
   Layout layout;
   TensorSlices slices;

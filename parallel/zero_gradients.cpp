@@ -1,139 +1,140 @@
-#include "kernels/error.h"
-#include "parallel/tp_gradients.h"
+#include <optional>
+
+#include "parallel/tensor_parallel.h"
 #include "parallel/zero.h"
 
 namespace onescale {
 
 namespace {
 
-std::size_t index(int unit) {
-  return static_cast<std::size_t>(unit);
-}
-
-std::int64_t all_columns(const Placement& place) {
-  std::int64_t columns = 0;
-  for (int unit = 0; unit < place.units(); ++unit) columns += place.flat.shard_numel(unit);
-  return columns;
-}
-
-// Stages 0 and 1: whole gradients are added up over the step's micro-batches and reduced once, while the last one's
-// backward goes on. In stage 0 every rank then receives the whole sum, in stage 1 its part.
-class WholeGradients final : public Gradients {
+// What tensor parallelism asks of gradients that are reduced over the shard group: the K/V rows' are summed over tp in
+// rank order; and all copies of a replicated element hold the same bits, after a library's reduction, whose order may
+// differ between ranks, those of tp rank 0.
+class TpGradients {
  public:
-  WholeGradients(Device& device, Mesh& mesh, const Placement& place, const ZeroSettings& settings)
+  // whole: the gradients given to finish() are whole units instead of this rank's part.
+  TpGradients(Device& device, Mesh& mesh, const Placement& place, Reduction reduction, bool whole)
+      : dev_(device), tp_(*mesh.tp) {
+    std::int64_t partial = 0;
+    for (std::size_t i = 0; tp_.size() > 1 && i < place.table().parameters.size(); ++i) {
+      const std::int64_t offset = place.flat.offset[i], real = place.slices.real(i);
+      const auto owned = [&](std::int64_t from) {
+        return whole ? Stretch{place.table().parameters[i].unit, offset + from, offset + real}
+                     : place.owned(i, from, real);
+      };
+      const Stretch rows = owned(place.slices.partial_from(i)), copies = owned(place.slices.replicated_from(i));
+      partial += rows.numel();
+      if (rows.numel() > 0) partial_.push_back(rows);
+      if (copies.numel() > 0 && reduction != Reduction::ordered) replicated_.push_back(copies);
+    }
+    if (partial == 0) return;
+    rows_ = device.allocate(Kind::transient, DType::float32, {partial});
+    sum_.emplace(device, tp_, partial, DType::float32);
+  }
+
+  void finish(const std::vector<Owned>& gradients) const {
+    const auto each_partial = [&](const auto& copy) {  // copy(gradient, its place in rows_)
+      std::int64_t at = 0;
+      for (const Stretch& rows : partial_) {
+        copy(gradients[index(rows.unit)].part(rows), rows_.slice(0, at, at + rows.numel()));
+        at += rows.numel();
+      }
+    };
+    each_partial([&](Tensor gradient, Tensor row) { dev_.copy(row, gradient); });
+    if (sum_) sum_->all_reduce(rows_);
+    each_partial([&](Tensor gradient, Tensor row) { dev_.copy(gradient, row); });
+    for (const Stretch& copies : replicated_) tp_.broadcast(gradients[index(copies.unit)].part(copies), 0)->wait();
+  }
+
+ private:
+  Device& dev_;
+  Communicator& tp_;
+  std::vector<Stretch> partial_, replicated_;
+  Tensor rows_;
+  std::optional<TensorParallel> sum_;
+};
+
+// Stages 0 and 1 add whole gradients up over the step's micro-batches and reduce them once, while the last one's
+// backward goes on; in stage 0 every rank then receives the whole sum, in stage 1 its part. In stages 2 and 3 a unit's
+// gradient is whole from open to close, in buffers that units share; then its sum over ranks is added to the part that
+// this rank owns.
+class ZeroGradients final : public Gradients {
+ public:
+  ZeroGradients(Device& device, Mesh& mesh, const Placement& place, const ZeroSettings& settings)
       : mesh_(mesh),
         place_(place),
-        part_(settings.stage > 0),
-        all_reduce_(settings.reduction.kind == Reduction::all_reduce),
-        tp_(device, mesh, place, settings.reduction.kind, !part_ && (all_reduce_ || mesh.shard->size() == 1)),
-        closed_(index(place.units())) {
+        part_(settings.stage > 0 && mesh.shard->size() > 1),
+        each_(settings.stage > 1 && part_),
+        whole_sum_(!part_ && (settings.reduction.kind == Reduction::all_reduce || mesh.shard->size() == 1)),
+        tp_(device, mesh, place, settings.reduction.kind, whole_sum_),
+        reducer_(device, *mesh.shard, settings.reduction, columns(place)) {
     for (int unit = 0; unit < place.units(); ++unit) {
-      whole_.push_back(device.allocate(Kind::gradients, DType::float32, {place.flat.unit_numel[index(unit)]}));
-      views_.push_back(unit_views(place.table(), place.flat, unit, whole_.back()));
+      const bool turns = each_ && place.buffer_of(unit) != unit;
+      const Tensor buffer = turns ? units_[index(place.buffer_of(unit))].buffer
+                                  : device.allocate(each_ ? Kind::transient : Kind::gradients, DType::float32,
+                                                    {place.flat.unit_numel[index(unit)]});
+      const std::int64_t begin = whole_sum_ ? 0 : place.owned_begin(unit);
+      const Tensor sum = each_        ? device.allocate(Kind::gradients, DType::float32, {place.flat.shard_numel(unit)})
+                         : whole_sum_ ? buffer
+                                      : buffer.slice(0, begin, place.owned_end(unit));
+      units_.push_back({buffer, {sum, begin}, unit_views(place.table(), place.flat, unit, buffer)});
     }
-    if (mesh.shard->size() > 1) reducer_.emplace(device, *mesh.shard, settings.reduction, all_columns(place));
   }
   void begin_step(std::int64_t micro_batches) override {
     micro_batches_ = micro_batches;
-    closed_.assign(closed_.size(), 0);
+    for (Unit& unit : units_) unit.closed = 0;
   }
   Opened open(int unit) override {
-    return {views_[index(unit)], closed_[index(unit)] > 0 ? Write::accumulate : Write::overwrite};
+    const Unit& u = units_[index(unit)];
+    reducer_.settle(u.buffer);
+    return {u.views, !each_ && u.closed > 0 ? Write::accumulate : Write::overwrite};
   }
   void close(int unit) override {
-    const bool last = ++closed_[index(unit)] == micro_batches_;
-    if (last && reducer_)
-      reducer_->add(whole_[index(unit)], !part_ && all_reduce_ ? whole_[index(unit)] : own(unit), Write::overwrite);
-  }
-  void finish() override {
-    if (reducer_) reducer_->finish();
-    std::vector<Owned> reduced;
-    for (int unit = 0; unit < place_.units(); ++unit) {
-      reduced.push_back(!part_ && (all_reduce_ || !reducer_) ? Owned{whole_[index(unit)], 0}
-                                                             : Owned{own(unit), place_.owned_begin(unit)});
-    }
-    tp_.finish(reduced);
-    if (part_ || all_reduce_ || !reducer_) return;
-    std::vector<std::unique_ptr<Transfer>> transfers;
-    for (int unit = 0; unit < place_.units(); ++unit) {
-      std::vector<Tensor> parts;
-      const std::int64_t n = place_.flat.shard_numel(unit);
-      for (int r = 0; r < mesh_.shard->size(); ++r) parts.push_back(whole_[index(unit)].slice(0, r * n, (r + 1) * n));
-      transfers.push_back(mesh_.shard->all_gather(parts, own(unit)));
-    }
-    for (auto& transfer : transfers) transfer->wait();
-  }
-  Owned owned(int unit) override {
-    return part_ ? Owned{own(unit), place_.owned_begin(unit)} : Owned{whole_[index(unit)], 0};
-  }
-
- private:
-  Tensor own(int unit) const { return whole_[index(unit)].slice(0, place_.owned_begin(unit), place_.owned_end(unit)); }
-
-  Mesh& mesh_;
-  const Placement& place_;
-  bool part_, all_reduce_;
-  TpGradients tp_;
-  std::vector<Tensor> whole_;
-  std::vector<Tensors> views_;
-  std::vector<std::int64_t> closed_;
-  std::int64_t micro_batches_ = 1;
-  std::optional<Reducer> reducer_;
-};
-
-// Stages 2 and 3: a unit's gradient is whole from open to close, then its sum over ranks is added to the part that this
-// rank owns. Units of blocks take turns in two buffers, so that one is reduced while the next is written; other units
-// have a buffer each.
-class ShardedGradients final : public Gradients {
- public:
-  ShardedGradients(Device& device, Mesh& mesh, const Placement& place, const ZeroSettings& settings)
-      : place_(place),
-        tp_(device, mesh, place, settings.reduction.kind, false),
-        reducer_(device, *mesh.shard, settings.reduction, all_columns(place)),
-        closed_(index(place.units())) {
-    for (int unit = 0; unit < place.units(); ++unit) {
-      const std::int64_t n = place.flat.unit_numel[index(unit)];
-      shard_.push_back(device.allocate(Kind::gradients, DType::float32, {place.flat.shard_numel(unit)}));
-      const bool turns = unit > 2 && n == place.flat.unit_numel[index(unit - 2)];
-      buffer_.push_back(turns ? buffer_[index(unit - 2)] : device.allocate(Kind::transient, DType::float32, {n}));
-      views_.push_back(unit_views(place.table(), place.flat, unit, buffer_.back()));
-    }
-  }
-  void begin_step(std::int64_t) override { closed_.assign(closed_.size(), 0); }
-  Opened open(int unit) override {
-    reducer_.settle(buffer_[index(unit)]);
-    return {views_[index(unit)], Write::overwrite};
-  }
-  void close(int unit) override {
-    reducer_.add(buffer_[index(unit)], shard_[index(unit)],
-                 closed_[index(unit)]++ > 0 ? Write::accumulate : Write::overwrite);
+    Unit& u = units_[index(unit)];
+    ++u.closed;
+    if (each_ || u.closed == micro_batches_)
+      reducer_.add(u.buffer, u.sum.data, each_ && u.closed > 1 ? Write::accumulate : Write::overwrite);
   }
   void finish() override {
     reducer_.finish();
-    std::vector<Owned> reduced;
-    for (int unit = 0; unit < place_.units(); ++unit) reduced.push_back(owned(unit));
-    tp_.finish(reduced);
+    std::vector<Owned> sums;
+    for (const Unit& unit : units_) sums.push_back(unit.sum);
+    tp_.finish(sums);
+    if (part_ || whole_sum_) return;
+    std::vector<std::unique_ptr<Transfer>> transfers;
+    for (const Unit& unit : units_)
+      transfers.push_back(mesh_.shard->all_gather(shards_of(unit.buffer, mesh_.shard->size()), unit.sum.data));
+    for (auto& transfer : transfers) transfer->wait();
   }
-  Owned owned(int unit) override { return {shard_[index(unit)], place_.owned_begin(unit)}; }
+  Owned owned(int unit) override { return part_ ? units_[index(unit)].sum : Owned{units_[index(unit)].buffer, 0}; }
 
  private:
+  struct Unit {
+    Tensor buffer;
+    Owned sum;  // over ranks
+    Tensors views;
+    std::int64_t closed = 0;  // times in this step
+  };
+  static std::int64_t columns(const Placement& place) {
+    std::int64_t sum = 0;
+    for (int unit = 0; unit < place.units(); ++unit) sum += place.flat.shard_numel(unit);
+    return sum;
+  }
+
+  Mesh& mesh_;
   const Placement& place_;
+  bool part_, each_, whole_sum_;  // this rank updates its part; each micro-batch is reduced; ranks receive whole sums
   TpGradients tp_;
   Reducer reducer_;
-  std::vector<Tensor> shard_, buffer_;
-  std::vector<Tensors> views_;
-  std::vector<std::int64_t> closed_;
+  std::vector<Unit> units_;
+  std::int64_t micro_batches_ = 1;
 };
 
 }  // namespace
 
 std::unique_ptr<Gradients> make_gradients(Device& device, Mesh& mesh, const Placement& place,
                                           const ZeroSettings& settings) {
-  if (settings.stage >= 2 && mesh.shard->size() > 1)
-    return std::make_unique<ShardedGradients>(device, mesh, place, settings);
-  ZeroSettings whole = settings;
-  if (mesh.shard->size() == 1) whole.stage = 0;
-  return std::make_unique<WholeGradients>(device, mesh, place, whole);
+  return std::make_unique<ZeroGradients>(device, mesh, place, settings);
 }
 
 }  // namespace onescale

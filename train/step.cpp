@@ -45,7 +45,6 @@ Step::Step(ModelWeights& weights, const StepSettings& settings)
       optimizer_(dev_, weights.place(), weights.units(), settings.optimizer),
       model_(dev_, mesh_, weights.config(), settings.sp_mode, settings.micro_batch, settings.seq_len,
              settings.zero.dtype, settings.recompute, true),
-      norm_(weights.place()),
       scalar_(dev_.allocate(Kind::workspace, DType::float64, {1})) {
   dev_.after_each([&mesh = mesh_] { mesh.progress(); });
 }
@@ -74,7 +73,7 @@ StepResult Step::gradients(const HostRows& batch, std::uint64_t seed, std::int64
   gradients_->finish();
   for (const double loss : mesh_.shard->exchange(own_loss)) loss_sum += loss;
   result.loss = result.good_tokens > 0 ? loss_sum / static_cast<double>(result.good_tokens) : 0;
-  result.grad_norm = norm_(dev_, mesh_, *gradients_, scalar_);
+  result.grad_norm = gradient_norm(dev_, mesh_, weights_.place(), *gradients_, scalar_);
   result.clip_coef = clip_coefficient(result.grad_norm, settings_.clip_norm);
   if (result.good_tokens == 0)
     result.outcome = StepResult::Outcome::no_good_tokens;

@@ -73,7 +73,6 @@ class Step {
   std::unique_ptr<Gradients> gradients_;
   Optimizer optimizer_;
   GptBigCode model_;
-  GradientNorm norm_;
   Tensor scalar_;  // float64 [1]
 };
 

@@ -423,7 +423,7 @@ Cell Tables::known_norm(Layout layout, int kind) {
     gradients->close(0);
     gradients->finish();
     const Tensor scratch = device->allocate(Kind::workspace, DType::float64, {1});
-    const double norm = GradientNorm(place)(*device, mesh, *gradients, scratch);
+    const double norm = gradient_norm(*device, mesh, place, *gradients, scratch);
     const std::string what = str("norm, ", layout.text(), ", ZeRO-", run % 4, " ", name_of(wire));
     Cell cell = figure(what, norm, 13, 1e-9);
     cell.text += figure(what + ", coefficient", clip_coefficient(norm, 1), 1.0 / 13, 1e-9, " (%.6f)").text;

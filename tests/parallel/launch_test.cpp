@@ -18,29 +18,27 @@ Launch launch(const Environment& environment) {
   });
 }
 
-const Environment open_mpi = {
-    {"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}};
-const Environment slurm = {{"SLURM_PROCID", "3"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_LOCALID", "2"}};
+const Environment open_mpi = {{"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_SIZE", "8"}};
+const Environment slurm = {{"SLURM_PROCID", "3"}, {"SLURM_STEP_NUM_TASKS", "4"}};
 
 Environment operator+(Environment a, const Environment& b) {
   a.insert(b.begin(), b.end());
   return a;
 }
 
-void expect(const Launch& found, int rank, int world, int local_rank, bool mpi, const std::string& source) {
+void expect(const Launch& found, int rank, int world, bool mpi, const std::string& source) {
   EXPECT_EQ(found.rank, rank);
   EXPECT_EQ(found.world, world);
-  EXPECT_EQ(found.local_rank, local_rank);
   EXPECT_EQ(found.mpi, mpi);
   EXPECT_EQ(found.source, source);
 }
 
 TEST(Launch, FindsTheRankThatEachLauncherGives) {
-  expect(launch({}), 0, 1, 0, false, "");
-  expect(launch(open_mpi), 5, 8, 1, true, "Open MPI (OMPI_COMM_WORLD_RANK)");
-  expect(launch(open_mpi + Environment{{"PMIX_RANK", "5"}}), 5, 8, 1, true, "Open MPI (OMPI_COMM_WORLD_RANK)");
-  expect(launch({{"PMIX_RANK", "5"}}), 5, 0, 0, true, "PMIx (PMIX_RANK)");
-  expect(launch(slurm + Environment{{"PMIX_RANK", "3"}}), 3, 4, 2, true, "PMIx (PMIX_RANK)");
+  expect(launch({}), 0, 1, false, "");
+  expect(launch(open_mpi), 5, 8, true, "Open MPI (OMPI_COMM_WORLD_RANK)");
+  expect(launch(open_mpi + Environment{{"PMIX_RANK", "5"}}), 5, 8, true, "Open MPI (OMPI_COMM_WORLD_RANK)");
+  expect(launch({{"PMIX_RANK", "5"}}), 5, 0, true, "PMIx (PMIX_RANK)");
+  expect(launch(slurm + Environment{{"PMIX_RANK", "3"}}), 3, 4, true, "PMIx (PMIX_RANK)");
   for (const Environment& fine :
        {Environment{}, open_mpi, Environment{{"PMIX_RANK", "5"}}, slurm + Environment{{"PMIX_RANK", "3"}}}) {
     EXPECT_EQ(launch(fine).problem, "");
@@ -49,8 +47,8 @@ TEST(Launch, FindsTheRankThatEachLauncherGives) {
 
 // SLURM_NTASKS is in the batch shell too, where a process is none of that many ranks.
 TEST(Launch, ABatchShellIsNoRank) {
-  const Launch found = launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}});
-  expect(found, 0, 1, 0, false, "");
+  const Launch found = launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}});
+  expect(found, 0, 1, false, "");
   EXPECT_EQ(found.problem, "");
 }
 
@@ -76,7 +74,7 @@ TEST(Launch, SourcesThatDisagreeAreAProblem) {
 // mpirun starts its daemons as a Slurm step of their own, or runs within one of a single task.
 TEST(Launch, TheStepOfMpirunsDaemonsIsNotAsked) {
   const Launch found = launch(open_mpi + Environment{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}});
-  expect(found, 5, 8, 1, true, "Open MPI (OMPI_COMM_WORLD_RANK)");
+  expect(found, 5, 8, true, "Open MPI (OMPI_COMM_WORLD_RANK)");
   EXPECT_EQ(found.problem, "");
 }
 

@@ -89,7 +89,7 @@ void altered_replica(Communicator& group, Report& report, const Path& path) {
     const Placement& place = trial.weights.place();
     const Owned owned = trial.weights.units().master(0);
     const std::int64_t last = place.flat.offset[1] + place.table().parameters[1].numel();
-    const Tensor part = owned.part(0, last);
+    const Tensor part = owned.part({0, 0, last});
     float& element = part.as<float>()[part.numel() - 1];
     element = std::nextafter(element, 10.0f);
   }

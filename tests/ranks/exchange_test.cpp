@@ -7,7 +7,7 @@
 #include "parallel/assembly.h"
 #include "parallel/clip_norm.h"
 #include "parallel/sequence.h"
-#include "parallel/tp_gradients.h"
+#include "parallel/tensor_parallel.h"
 #include "tests/ranks/ranks.h"
 
 namespace onescale {
@@ -32,13 +32,12 @@ float sum_in_order(int size, std::int64_t i) {
   return sum;
 }
 
-TEST(Exchange, OrderedAllReduceAddsInRankOrder) {
+TEST(Exchange, TensorParallelAddsInRankOrder) {
   const auto device = make_cpu_device(1, false);
   for (const std::int64_t n : {1, 2, 7, 64, 1001}) {
     const Tensor x = device->allocate(Kind::workspace, DType::float32, {n});
-    const Tensor staging = device->allocate(Kind::workspace, DType::float32, {ordered_staging(all(), n)});
     for (std::int64_t i = 0; i < n; ++i) at(x, i) = addend(all().rank(), i);
-    ordered_all_reduce(*device, all(), x, staging);
+    TensorParallel(*device, all(), n, DType::float32).all_reduce(x);
     for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(at(x, i), sum_in_order(all().size(), i)) << n << " " << i;
   }
 }
@@ -84,7 +83,7 @@ TEST(Exchange, SequenceParallelMovesTokensAndHeads) {
   const int R = all().size(), me = all().rank();
   const std::int64_t B = 2, h = 2 * R, d = 3, T = 4 * R, t = T / R;
   for (const SpMode mode : {SpMode::ulysses, SpMode::gather_kv}) {
-    SequenceParallel sp(*device, all(), mode, T, B * T * h * d, DType::float32);
+    SequenceParallel sp(*device, all(), mode, B * T * h * d, DType::float32);
     const std::vector<std::int32_t> positions = local_positions(mode, T, R, me);
     const auto make = [&](std::int64_t tokens, std::int64_t heads) {
       return device->allocate(Kind::workspace, DType::float32, {B, tokens, heads, d});
@@ -194,7 +193,7 @@ TEST(Exchange, NormCountsReplicatedRowsOnce) {
     gradients->close(1);
     gradients->finish();
     const Tensor scratch = device->allocate(Kind::workspace, DType::float64, {1});
-    EXPECT_NEAR(GradientNorm(place)(*device, mesh, *gradients, scratch), 13, 1e-6);  // 72 has no root in float32
+    EXPECT_NEAR(gradient_norm(*device, mesh, place, *gradients, scratch), 13, 1e-6);  // 72 has no root in float32
   }
 }
 
