@@ -1,7 +1,5 @@
 #include "model/block.h"
 
-#include "kernels/error.h"
-
 namespace onescale {
 
 BlockTensors::BlockTensors(const Tensors& t)
@@ -12,32 +10,39 @@ BlockTensors::BlockTensors(const Tensors& t)
       c_fc{t.at(8), t.at(9)},
       mlp_c_proj{t.at(10), t.at(11)} {}
 
-void Block::attend(BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
+BlockSaved BlockSaved::first(std::int64_t n) const {
+  BlockSaved s = *this;
+  for (Tensor* t : {&s.x, &s.a, &s.mean_1, &s.rstd_1, &s.qkv, &s.attention.o, &s.attention.lse, &s.x_mid, &s.m,
+                    &s.mean_2, &s.rstd_2, &s.f, &s.g}) {
+    *t = t->slice(0, 0, n);
+  }
+  return s;
+}
+
+void Block::attend(const BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
                    KvCache* cache) const {
   dev_.layernorm(s.a, s.mean_1, s.rstd_1, s.x, w.ln_1.weight, w.ln_1.bias, config_.layer_norm_epsilon);
   dev_.linear(s.qkv, s.a, w.c_attn.weight, w.c_attn.bias);
   attention_.forward(s.attention, s.qkv, pass, layer_, cache);
   dev_.linear(scratch.y, s.attention.o, w.attn_c_proj.weight, {});
   tp_.all_reduce(scratch.y);
-  const auto by_row = [&](Tensor t) { return t.split_first(pass.rows, pass.seq_len); };
-  dev_.residual_layernorm(by_row(s.x_mid), by_row(s.m), s.mean_2, s.rstd_2, by_row(s.x), by_row(scratch.y),
-                          w.attn_c_proj.bias, w.ln_2.weight, w.ln_2.bias, config_.layer_norm_epsilon,
-                          pass.drop(config_.resid_pdrop, Site::attention_output, layer_));
+  dev_.residual_layernorm(pass.by_row(s.x_mid), pass.by_row(s.m), s.mean_2, s.rstd_2, pass.by_row(s.x),
+                          pass.by_row(scratch.y), w.attn_c_proj.bias, w.ln_2.weight, w.ln_2.bias,
+                          config_.layer_norm_epsilon, pass.drop(config_.resid_pdrop, Site::attention_output, layer_));
 }
 
-void Block::forward(Tensor x_out, BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
-                    KvCache* cache) const {
+void Block::forward(Tensor x_out, const BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w,
+                    const Pass& pass, KvCache* cache) const {
   attend(s, scratch, w, pass, cache);
   dev_.linear(s.f, s.m, w.c_fc.weight, w.c_fc.bias);
   dev_.gelu(s.g, s.f, config_.gelu);
   dev_.linear(scratch.y, s.g, w.mlp_c_proj.weight, {});
   tp_.all_reduce(scratch.y);
-  const auto by_row = [&](Tensor t) { return t.split_first(pass.rows, pass.seq_len); };
-  dev_.residual(by_row(x_out), by_row(s.x_mid), by_row(scratch.y), w.mlp_c_proj.bias,
+  dev_.residual(pass.by_row(x_out), pass.by_row(s.x_mid), pass.by_row(scratch.y), w.mlp_c_proj.bias,
                 pass.drop(config_.resid_pdrop, Site::mlp_output, layer_));
 }
 
-void Block::restore(BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
+void Block::restore(const BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
                     Recompute recompute) const {
   if (recompute == Recompute::block) {
     attend(s, scratch, w, pass, nullptr);
@@ -51,10 +56,9 @@ void Block::restore(BlockSaved& s, const BlockScratch& scratch, const BlockTenso
 
 void Block::backward(Tensor dx, const BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w,
                      const BlockTensors& dw, Write write, const Pass& pass) const {
-  const auto by_row = [&](Tensor t) { return t.split_first(pass.rows, pass.seq_len); };
   const Tensor dy = scratch.y, dc = scratch.dc;
 
-  dev_.residual_backward(by_row(dy), dw.mlp_c_proj.bias, by_row(dx),
+  dev_.residual_backward(pass.by_row(dy), dw.mlp_c_proj.bias, pass.by_row(dx),
                          pass.drop(config_.resid_pdrop, Site::mlp_output, layer_), write);
   dev_.linear_backward(scratch.dg, dw.mlp_c_proj.weight, {}, dy, s.g, w.mlp_c_proj.weight, write);
   dev_.gelu_backward(scratch.dg, dw.c_fc.bias, s.f, config_.gelu, write);
@@ -62,7 +66,7 @@ void Block::backward(Tensor dx, const BlockSaved& s, const BlockScratch& scratch
   tp_.all_reduce(dc);
   dev_.layernorm_backward(dx, dw.ln_2.weight, dw.ln_2.bias, dc, s.x_mid, s.mean_2, s.rstd_2, w.ln_2.weight, write);
 
-  dev_.residual_backward(by_row(dy), dw.attn_c_proj.bias, by_row(dx),
+  dev_.residual_backward(pass.by_row(dy), dw.attn_c_proj.bias, pass.by_row(dx),
                          pass.drop(config_.resid_pdrop, Site::attention_output, layer_), write);
   // The heads of this tp rank are narrower than C: their gradient takes the start of dc.
   const std::int64_t n = dc.dim(0), width = s.attention.o.dim(1);

@@ -65,10 +65,10 @@ int gradients_command(const Options& options, World& world) {
   settings.clip_norm = 0;
   const std::unique_ptr<Device> device = planned_device(of_rank(options, all), layout, [&](Device& dry, Mesh& groups) {
     ModelWeights weights(dry, groups, config, settings.zero);
-    Step(weights, settings).run_empty(rows / settings.micro_batch);
+    Step step(weights, settings);
+    step.run_empty(rows / settings.micro_batch);
     if (options.logits)
-      Decoder(dry, groups, config, T, settings.zero.dtype)
-          .append(std::span(batch.ids).first(static_cast<std::size_t>(T)), weights.units());
+      Decoder(step.model(), T).append(std::span(batch.ids).first(static_cast<std::size_t>(T)), weights.units());
   });
   Mesh mesh(all, layout);
   ModelWeights weights(*device, mesh, config, settings.zero);
@@ -99,7 +99,7 @@ int gradients_command(const Options& options, World& world) {
     on_root(all, [&] { writer->write(gradient.data(), static_cast<std::int64_t>(gradient.size())); });
   }
   if (options.logits) {
-    Decoder decoder(*device, mesh, config, T, settings.zero.dtype);
+    Decoder decoder(step.model(), T);
     for (std::int64_t i = 0; i < batch.rows * T; ++i) {
       if (i % T == 0) decoder.reset();
       const std::vector<float>& logits =

@@ -57,7 +57,7 @@ struct TrainingRun::Buffers {
       : weights(device, mesh, config, settings.zero),
         step(weights, settings),
         evaluator(weights, step.model(), settings.micro_batch, settings.seq_len) {
-    if (sample_capacity > 0) decoder.emplace(device, mesh, config, sample_capacity, settings.zero.dtype);
+    if (sample_capacity > 0) decoder.emplace(step.model(), sample_capacity);
   }
   void run_empty(std::int64_t micro_batches) {
     step.run_empty(micro_batches);

@@ -20,7 +20,8 @@ struct Model {
         mesh(Mesh::single()),
         place(table, mesh->layout),
         device(make_cpu_device(2, false)),
-        weights(make_weights(*device, *mesh, place, {0, {}, dtype})) {
+        weights(make_weights(*device, *mesh, place, {0, {}, dtype})),
+        model(*device, *mesh, config, SpMode::ulysses, 1, 16, dtype, Recompute::none, false) {
     const ModelReader reader(dir, config, table);
     for (std::size_t i = 0; i < table.parameters.size(); ++i) {
       std::vector<float> w(static_cast<std::size_t>(table.parameters[i].numel()));
@@ -37,6 +38,7 @@ struct Model {
   Placement place;
   std::unique_ptr<Device> device;
   std::unique_ptr<Weights> weights;
+  GptBigCode model;
 };
 
 std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const std::string& name) {
@@ -49,7 +51,7 @@ std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const std::strin
 TEST(DecoderGolden, GreedyContinuationsAreThoseOfTransformers) {
   Model model("greedy");
   const SafetensorsFile expect(model.dir + "/expect.safetensors");
-  Decoder decoder(*model.device, *model.mesh, model.config, 48, DType::float32);
+  Decoder decoder(model.model, 48);
   for (int i = 0; i < 3; ++i) {
     const std::vector<std::int32_t> prompt = read_ids(expect, "prompt_" + std::to_string(i));
     const std::vector<std::int32_t> wanted = read_ids(expect, "continuation_" + std::to_string(i));
@@ -74,7 +76,7 @@ TEST(DecoderGolden, LogitsAreThoseOfTheWholeSequence) {
     const std::vector<std::int32_t> ids = read_ids(batch, "input_ids");
     std::vector<double> logits(static_cast<std::size_t>(expect.at("logits").numel()));
     expect.read(expect.at("logits"), 0, expect.at("logits").numel(), logits.data());
-    Decoder decoder(*model.device, *model.mesh, model.config, T, DType::float32);
+    Decoder decoder(model.model, T);
     for (const std::int64_t piece : {std::int64_t{1}, std::int64_t{5}, T}) {
       decoder.reset();
       for (std::int64_t begin = 0; begin < T; begin += piece) {
