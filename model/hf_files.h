@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,22 +14,6 @@
 
 namespace onescale {
 
-// One safetensors file DIR/STEM.safetensors, or all that DIR/STEM.safetensors.index.json names, as one collection of
-// tensors.
-class SafetensorsSet {
- public:
-  SafetensorsSet(const std::string& dir, const std::string& stem);
-
-  using Entry = std::pair<const SafetensorsFile*, const StoredTensor*>;
-  const std::map<std::string, Entry>& entries() const { return entries_; }  // by name
-  Entry at(const std::string& name) const;                                  // throws when absent
-
- private:
-  std::string dir_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, Entry> entries_;
-};
-
 // Reading a model's weights. Names with and without "transformer." are accepted, the causal-mask buffers of old files
 // are ignored, F64, F32, F16 and BF16 are converted to float. lm_head.weight may be absent when the head is tied; one
 // that differs from wte.weight then is a warning. Throws naming every missing, unexpected or wrongly shaped tensor.
@@ -41,11 +24,11 @@ class ModelReader {
   // Elements [first, first + count) of the parameter at this position of the table.
   void read(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const;
   const std::vector<std::string>& warnings() const { return warnings_; }
-  const SafetensorsSet& files() const { return set_; }
+  const SafetensorsReader& files() const { return files_; }
 
  private:
-  SafetensorsSet set_;
-  std::vector<SafetensorsSet::Entry> entries_;  // in table order
+  SafetensorsReader files_;
+  std::vector<const StoredTensor*> tensors_;  // in table order
   std::vector<std::string> warnings_;
 };
 
@@ -72,7 +55,7 @@ std::map<std::string, std::string> write_tensors(const std::string& dir, const s
 
 // The tensors of a model's files, in table order.
 std::vector<StoredTensor> model_tensors(const ParameterTable& table, FileType type);
-// A directory that transformers loads: config.json, by rank 0, and the weights as F32, BF16 or F16, as write_tensors.
+// A directory that transformers loads: config.json, by rank 0, and the weights as F32 or BF16, as write_tensors.
 // DIR must exist and hold no model.
 std::map<std::string, std::string> write_model(const std::string& dir, const ModelConfig& config,
                                                const ParameterTable& table, const Gather& gather, FileType type,

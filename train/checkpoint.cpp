@@ -276,8 +276,8 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
   if (checksums_.size() == table_.parameters.size()) return;
   moments_.emplace(path, "optimizer");
   for (const StoredTensor& wanted : moment_tensors(table_)) {
-    const auto [file, tensor] = moments_->at(wanted.name);
-    check_contents(tensor->shape == wanted.shape, file->path(), ": holds ", tensor->describe(), " for ",
+    const StoredTensor& tensor = moments_->at(wanted.name);
+    check_contents(tensor.shape == wanted.shape, moments_->path(tensor), ": holds ", tensor.describe(), " for ",
                    wanted.describe());
   }
 }
@@ -286,9 +286,10 @@ void Checkpoint::verify(std::int64_t part, std::int64_t parts) const {
   std::int64_t index = 0;
   for (const auto& [name, expected] : checksums_) {
     if (index++ % parts != part) continue;
-    const auto [file, tensor] = name.starts_with("exp_avg") ? moments_->at(name) : model_->files().at(name);
-    const std::string sum = file->checksum(*tensor);
-    check_contents(sum == expected, file->path(), ": tensor ", name, " has the checksum ", sum, " instead of ",
+    const SafetensorsReader& files = name.starts_with("exp_avg") ? *moments_ : model_->files();
+    const StoredTensor& tensor = files.at(name);
+    const std::string sum = files.checksum(tensor);
+    check_contents(sum == expected, files.path(tensor), ": tensor ", name, " has the checksum ", sum, " instead of ",
                    expected);
   }
 }
@@ -300,8 +301,7 @@ void Checkpoint::read_weights(std::size_t parameter, std::int64_t first, std::in
 void Checkpoint::read_moment(const char* prefix, std::size_t parameter, std::int64_t first, std::int64_t count,
                              float* out) const {
   check(has_moments(), path_, ": holds no optimizer state; it was saved by a run with another optimizer");
-  const auto [file, tensor] = moments_->at(prefix + table_.parameters.at(parameter).name);
-  file->read(*tensor, first, count, out);
+  moments_->read(moments_->at(prefix + table_.parameters.at(parameter).name), first, count, out);
 }
 
 void Checkpoint::read_exp_avg(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const {

@@ -82,7 +82,7 @@ class Checkpoint {
   ParameterTable table_;
   std::map<std::string, std::string> checksums_;
   std::optional<ModelReader> model_;
-  std::optional<SafetensorsSet> moments_;
+  std::optional<SafetensorsReader> moments_;
 };
 
 // What a run resumes from: the newest checkpoint that is complete and whose checksums agree; empty when the run has

@@ -13,7 +13,7 @@ namespace onescale {
 namespace {
 
 // The ids below vocab_size of a tensor, or `ignored`.
-std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const StoredTensor& tensor, std::int64_t vocab_size,
+std::vector<std::int32_t> read_ids(const SafetensorsReader& file, const StoredTensor& tensor, std::int64_t vocab_size,
                                    std::int64_t ignored) {
   std::vector<std::int64_t> wide(static_cast<std::size_t>(tensor.numel()));
   file.read(tensor, 0, tensor.numel(), wide.data());
@@ -30,7 +30,7 @@ std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const StoredTens
 }  // namespace
 
 HostBatch read_batch(const std::string& path, const ModelConfig& config) {
-  const SafetensorsFile file(path);
+  const SafetensorsReader file(path);
   const StoredTensor& ids = file.at("input_ids");
   const StoredTensor& labels = file.at("labels");
   check(ids.shape.size() == 2 && ids.shape == labels.shape, path,

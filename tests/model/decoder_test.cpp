@@ -41,7 +41,7 @@ struct Model {
   GptBigCode model;
 };
 
-std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const std::string& name) {
+std::vector<std::int32_t> read_ids(const SafetensorsReader& file, const std::string& name) {
   const StoredTensor& t = file.at(name);
   std::vector<std::int64_t> wide(static_cast<std::size_t>(t.numel()));
   file.read(t, 0, t.numel(), wide.data());
@@ -50,7 +50,7 @@ std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const std::strin
 
 TEST(DecoderGolden, GreedyContinuationsAreThoseOfTransformers) {
   Model model("greedy");
-  const SafetensorsFile expect(model.dir + "/expect.safetensors");
+  const SafetensorsReader expect(model.dir + "/expect.safetensors");
   Decoder decoder(model.model, 48);
   for (int i = 0; i < 3; ++i) {
     const std::vector<std::int32_t> prompt = read_ids(expect, "prompt_" + std::to_string(i));
@@ -71,7 +71,7 @@ TEST(DecoderGolden, GreedyContinuationsAreThoseOfTransformers) {
 TEST(DecoderGolden, LogitsAreThoseOfTheWholeSequence) {
   for (const char* name : {"mqa", "mha"}) {
     Model model(name);
-    const SafetensorsFile batch(model.dir + "/batch.safetensors"), expect(model.dir + "/expect.safetensors");
+    const SafetensorsReader batch(model.dir + "/batch.safetensors"), expect(model.dir + "/expect.safetensors");
     const std::int64_t T = batch.at("input_ids").shape[1], V = model.config.vocab_size;
     const std::vector<std::int32_t> ids = read_ids(batch, "input_ids");
     std::vector<double> logits(static_cast<std::size_t>(expect.at("logits").numel()));

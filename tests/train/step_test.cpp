@@ -43,7 +43,7 @@ struct Batch {
     T = file.at("input_ids").shape[1];
   }
   HostRows host() const { return {ids.data(), labels.data(), rows}; }
-  SafetensorsFile file;
+  SafetensorsReader file;
   std::vector<std::int32_t> ids, labels;
   std::int64_t rows, T;
 };
@@ -140,7 +140,7 @@ bool is_key_bias(const ModelConfig& config, const std::string& name, std::int64_
 
 TEST(StepsGolden, SixStepsAgreeWithTransformersForEveryMicroBatch) {
   const Golden golden("steps");
-  const SafetensorsFile file(golden.dir + "/batch.safetensors");
+  const SafetensorsReader file(golden.dir + "/batch.safetensors");
   const std::vector<std::int32_t> ids = Golden::ids(file, "input_ids"), labels = Golden::ids(file, "labels");
   const Json json = Json::read_file(golden.dir + "/steps.json");
   Options options;
