@@ -70,7 +70,7 @@ Documents::Documents(const std::vector<std::string>& inputs, const std::vector<s
 
 void Documents::rewind() {
   file_ = 0;
-  line_ = bytes_read_ = 0;
+  line_ = bytes_read_ = documents_ = 0;
   lines_ = {};
 }
 
@@ -81,10 +81,10 @@ bool Documents::next(Document& document) {
       if (next_line(document)) return true;
       continue;
     }
-    document = {read_text(path), 0, path};
+    document = {read_text(path), 0, path, documents_};
     bytes_read_ += std::ssize(document.text);
     if (document.text.empty()) continue;
-    ++file_;
+    ++file_, ++documents_;
     return true;
   }
   return false;
@@ -109,7 +109,9 @@ bool Documents::next_line(Document& document) {
     document.text = json.at(json.has("text") ? "text" : "prompt").string();
     document.prompt_bytes = json.has("text") ? 0 : document.text.size();
     if (!json.has("text")) document.text += json.at("completion").string();
-    if (!document.text.empty()) return true;
+    if (document.text.empty()) continue;
+    document.number = documents_++;
+    return true;
   }
   check(!lines_.bad(), path, ": the file cannot be read: check its rights.");
   lines_ = {};

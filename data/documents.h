@@ -12,6 +12,7 @@ struct Document {
   std::string text;
   std::size_t prompt_bytes = 0;  // the beginning of text that is ignored in the loss
   std::string source;            // "dir/a.py" or "b.jsonl line 7"
+  std::int64_t number = 0;       // of all documents, from 0
 };
 
 // A file is one document; a file whose name ends in .jsonl or .ndjson holds one JSON object a line, with `text`, or
@@ -42,7 +43,7 @@ class Documents {
   bool next_line(Document& document);
 
   std::vector<File> files_;
-  std::int64_t bytes_ = 0, bytes_read_ = 0;
+  std::int64_t bytes_ = 0, bytes_read_ = 0, documents_ = 0;
   std::size_t file_ = 0;
   std::ifstream lines_;
   std::int64_t line_ = 0;
