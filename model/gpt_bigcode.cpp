@@ -105,8 +105,8 @@ Tensor GptBigCode::hidden(Tensor ids, const Pass& pass, Weights& weights, std::s
   for (std::size_t layer = 0; layer < static_cast<std::size_t>(config_.n_layer); ++layer) {
     const int unit = static_cast<int>(layer) + 1;
     if (pass.train) x = saved_[layer + 1].x;
-    block(layer).forward(x, pass.train ? saved_[layer] : only, scratch, BlockTensors(weights.gather(unit, unit + 1)),
-                         pass, caches.empty() ? nullptr : &caches[layer]);
+    block(layer, scratch, pass, weights.gather(unit, unit + 1))
+        .forward(x, pass.train ? saved_[layer] : only, caches.empty() ? nullptr : &caches[layer]);
     weights.release(unit);
   }
   return x;
@@ -124,10 +124,10 @@ void GptBigCode::forward_backward(Tensor loss_sum, const MicroBatch& batch, Weig
   head_.loss_backward(loss_sum, dx_, hidden(ids_, pass, weights), weights, gradients, weight);
   for (auto layer = static_cast<std::size_t>(config_.n_layer); layer-- > 0;) {
     const int unit = static_cast<int>(layer) + 1;
-    const BlockTensors w(weights.gather(unit, layer > 0 ? unit - 1 : -1));
+    const Block of_layer = block(layer, scratch_, pass, weights.gather(unit, layer > 0 ? unit - 1 : -1));
     const auto opened = gradients.open(unit);
-    block(layer).restore(saved_[layer], scratch_, w, pass, recompute_);
-    block(layer).backward(dx_, saved_[layer], scratch_, w, BlockTensors(opened.tensors), opened.write, pass);
+    of_layer.restore(saved_[layer], recompute_);
+    of_layer.backward(dx_, saved_[layer], BlockTensors(opened.tensors), opened.write);
     weights.release(unit);
     gradients.close(unit);
   }

@@ -39,7 +39,9 @@ class GptBigCode {
 
   Pass begin(const MicroBatch& batch, bool train);
   void allocate_saved(DType dtype, bool train);
-  Block block(std::size_t layer) { return {dev_, config_, attention_, tp_, static_cast<std::int64_t>(layer)}; }
+  Block block(std::size_t layer, const BlockScratch& scratch, const Pass& pass, const Tensors& unit) {
+    return {dev_, config_, attention_, tp_, scratch, pass, static_cast<std::int64_t>(layer), BlockTensors(unit)};
+  }
   // The last block's output, and in training what the backward pass needs. ids int32 [n]. With caches, one a layer, see
   // Block::forward.
   Tensor hidden(Tensor ids, const Pass& pass, Weights& weights, std::span<KvCache> caches = {});

@@ -13,6 +13,7 @@ namespace {
 
 constexpr const char* head_name = "lm_head.weight";
 constexpr const char* prefix = "transformer.";
+constexpr std::size_t most_writers = 128;  // ranks that write at once: a reader holds a file of each open
 
 // The name in the table of what a file calls `name`: files of the model without its head lack the prefix.
 std::string full_name(const std::string& name) {
@@ -40,6 +41,28 @@ bool equal(const SafetensorsReader& files, const StoredTensor& a, const StoredTe
     if (std::memcmp(x.data(), y.data(), static_cast<std::size_t>(n) * sizeof(float)) != 0) return false;
   }
   return true;
+}
+
+// The tensors in files of at most `limit` bytes, in order: {file name, its tensors}.
+std::vector<std::pair<std::string, std::vector<StoredTensor>>> split_files(const std::vector<StoredTensor>& tensors,
+                                                                           const std::string& stem,
+                                                                           std::int64_t limit) {
+  std::vector<std::pair<std::string, std::vector<StoredTensor>>> files(1);
+  std::int64_t bytes = 0;
+  for (const StoredTensor& t : tensors) {
+    if (bytes > 0 && bytes + t.bytes() > limit) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    files.back().second.push_back(t);
+    bytes += t.bytes();
+  }
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    char part[64] = "";
+    if (files.size() > 1) std::snprintf(part, sizeof part, "-%05zu-of-%05zu", i + 1, files.size());
+    files[i].first = stem + part + ".safetensors";
+  }
+  return files;
 }
 
 }  // namespace
@@ -80,27 +103,6 @@ ModelReader::ModelReader(const std::string& dir, const ModelConfig& config, cons
 
 void ModelReader::read(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const {
   files_.read(*tensors_.at(parameter), first, count, out);
-}
-
-std::vector<std::pair<std::string, std::vector<StoredTensor>>> split_files(const std::vector<StoredTensor>& tensors,
-                                                                           const std::string& stem,
-                                                                           std::int64_t limit) {
-  std::vector<std::pair<std::string, std::vector<StoredTensor>>> files(1);
-  std::int64_t bytes = 0;
-  for (const StoredTensor& t : tensors) {
-    if (bytes > 0 && bytes + t.bytes() > limit) {
-      files.emplace_back();
-      bytes = 0;
-    }
-    files.back().second.push_back(t);
-    bytes += t.bytes();
-  }
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    char part[64] = "";
-    if (files.size() > 1) std::snprintf(part, sizeof part, "-%05zu-of-%05zu", i + 1, files.size());
-    files[i].first = stem + part + ".safetensors";
-  }
-  return files;
 }
 
 std::map<std::string, std::string> write_tensors(const std::string& dir, const std::string& stem,

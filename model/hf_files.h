@@ -37,18 +37,11 @@ class ModelReader {
 using Gather = std::function<void(const std::vector<std::int64_t>& wanted, float* out)>;
 
 inline constexpr std::int64_t max_file_bytes = 5'000'000'000;
-// Ranks that write at once; a reader holds a file of each open.
-inline constexpr std::size_t most_writers = 128;
-
-// The tensors in files of at most `limit` bytes (a larger tensor has a file of its own), in order: {file name, its
-// tensors}.
-std::vector<std::pair<std::string, std::vector<StoredTensor>>> split_files(const std::vector<StoredTensor>& tensors,
-                                                                           const std::string& stem, std::int64_t limit);
-// Writes the tensors as DIR/STEM*.safetensors with an index when there are several files. The files are dealt out over
-// the ranks of `group`, at most one a rank, and most_writers in all, unless `limit` asks for more; a rank has one
-// tensor at a time in memory. Files are on the disk when it returns; the directory itself is not synced. Returns the
-// checksums by name of the tensors that this rank wrote. Collective; a rank that cannot write throws Error after the
-// others have had their tensors from it.
+// Writes the tensors as DIR/STEM.safetensors, or as DIR/STEM-0000N-of-0000M.safetensors with an index: files of at most
+// `limit` bytes, where a larger tensor has one of its own. They are dealt out over the ranks of `group`, at most one a
+// rank, and 128 in all, unless `limit` asks for more; a rank has one tensor at a time in memory. Files are on the disk
+// when it returns; the directory itself is not synced. Returns the checksums by name of the tensors that this rank
+// wrote. Collective; a rank that cannot write throws Error after the others have had their tensors from it.
 std::map<std::string, std::string> write_tensors(const std::string& dir, const std::string& stem,
                                                  const std::vector<StoredTensor>& tensors, const Gather& gather,
                                                  Communicator& group, std::int64_t limit = max_file_bytes);
