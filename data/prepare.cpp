@@ -100,9 +100,8 @@ void parallel_for(std::size_t n, int threads, const Work& work) {
   for (std::future<void>& worker : workers) worker.get();
 }
 
-// Takes the documents back to their beginning and reports on the pass over them: report(tokens so far).
-auto begin_pass(const char* phase, const PrepareOptions& options, Documents& documents) {
-  documents.rewind();
+// Reports on a pass over the documents that begins now: report(tokens so far).
+auto begin_pass(const char* phase, const PrepareOptions& options, const Documents& documents) {
   return [&, phase, begin = std::chrono::steady_clock::now()](std::int64_t tokens) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     if (options.progress) options.progress({phase, documents.bytes_read(), documents.bytes(), tokens, seconds.count()});
@@ -173,12 +172,13 @@ std::string train_tokenizer(const PrepareOptions& options, Documents& documents)
   WordCounts words;
   const double share = static_cast<double>(tokenizer_bytes) / static_cast<double>(documents.bytes());
   const auto report = begin_pass("reading words", options, documents);
-  for (Document document; documents.next(document); report(0)) {
+  documents.each([&](const Document& document) {
     const Philox draw = document_draw(options.seed, document.number, DocumentDraw::split);
     if (!is_validation(options, document) && happens(share, draw[1])) words.add(document.text);
-  }
+    report(0);
+  });
   check(words.bytes > 0, "All documents fell to validation: lower val_share, change seed or add documents.");
-  begin_pass("training the tokenizer", options, documents)(0);
+  if (options.progress) options.progress({"training the tokenizer", 0, documents.bytes()});
   return Tokenizer::train(words, options.vocab_size);
 }
 
@@ -193,14 +193,10 @@ PrepareSummary encode_documents(const PrepareOptions& options, Documents& docume
   Split train{dir + "/train_", vocabulary, options.shard_tokens, summary.train};
   Split val{dir + "/val_", vocabulary, options.shard_tokens, summary.val};
   const auto report = begin_pass("encoding", options, documents);
-  for (bool more = true; more;) {
-    std::deque<Document> group;
-    std::vector<Part> parts;
-    std::size_t bytes = 0;
-    for (Document next; bytes < group_bytes && (more = documents.next(next));) {
-      bytes += next.text.size();
-      cut(parts, group.emplace_back(std::move(next)), options, tokenizer, summary.train);
-    }
+  std::deque<Document> group;
+  std::vector<Part> parts;
+  std::size_t bytes = 0;
+  const auto encode_group = [&] {
     parallel_for(parts.size(), threads, [&](std::size_t i) {
       auto& [document, text, no_target, ids] = parts[i];
       if (text.empty()) return;
@@ -220,7 +216,16 @@ PrepareSummary encode_documents(const PrepareOptions& options, Documents& docume
       (is_validation(options, document) ? val : train).add(ids, no_target, document.text.size());
     }
     report(summary.train.tokens + summary.val.tokens);
-  }
+    group.clear();
+    parts.clear();
+    bytes = 0;
+  };
+  documents.each([&](Document&& document) {
+    bytes += document.text.size();
+    cut(parts, group.emplace_back(std::move(document)), options, tokenizer, summary.train);
+    if (bytes >= group_bytes) encode_group();
+  });
+  encode_group();
   train.finish();
   val.finish();
   check(summary.train.documents > 0, "All ", summary.val.documents,

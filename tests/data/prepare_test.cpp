@@ -88,7 +88,7 @@ TEST(Prepare, WritesWhatDecodesToTheDocuments) {
   std::multiset<std::string> expected, found;
   std::int64_t bytes = 0;
   Documents documents(options.inputs, {});
-  for (Document d; documents.next(d);) expected.insert(d.text), bytes += std::ssize(d.text);
+  documents.each([&](const Document& d) { expected.insert(d.text), bytes += std::ssize(d.text); });
   ASSERT_EQ(expected.size(), 100U);
   int transformed = 0;
   std::int64_t train_tokens = 0, val_tokens = 0, val_bytes = 0;

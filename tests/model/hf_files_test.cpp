@@ -228,8 +228,10 @@ TEST(HfFiles, EveryWrongTensorIsNamed) {
             std::string::npos);
   write_model(dir.path(), config, table, fetch_of(table), FileType::F32, *make_single_communicator("world"), 1500);
   const Json map = Json::read_file(dir / "model.safetensors.index.json").at("weight_map");
-  std::filesystem::remove(dir / map.at("transformer.h.0.attn.c_attn.weight").string());
-  EXPECT_NE(sentence([&] { ModelReader(dir.path(), config, table); }).find("-of-"), std::string::npos);
+  const std::string file = map.at("transformer.h.0.attn.c_attn.weight").string();
+  std::filesystem::remove(dir / file);
+  EXPECT_NE(sentence([&] { ModelReader(dir.path(), config, table); }).find(file + ": there is no such file"),
+            std::string::npos);
   write_text(dir / "model.safetensors.index.json", R"({"weight_map": {"a": "../x.safetensors"}})");
   EXPECT_NE(sentence([&] { ModelReader(dir.path(), config, table); }).find("no file name of its directory"),
             std::string::npos);
