@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "kernels/error.h"
@@ -219,8 +220,7 @@ Tokenizer Tokenizer::parse(std::string model, const std::string& where) {
   t.fim_prefix_ = fim("prefix"), t.fim_middle_ = fim("middle"), t.fim_suffix_ = fim("suffix");
 
   const XXH128_hash_t hash = XXH3_128bits(model.data(), model.size());
-  for (std::size_t i = 0; i < 4; ++i)
-    t.hash_[i] = static_cast<std::uint32_t>((i < 2 ? hash.low64 : hash.high64) >> (32 * (i % 2)));
+  std::memcpy(t.hash_.data(), &hash, sizeof hash);
   t.processor_ = std::move(processor);
   t.model_ = std::move(model);
   for (const char* probe : {"a", " a  b ", "\tif x:\r\n\n    y", "\xC3\xA9\xEF\xBC\xA1\xE2\x82\xAC"}) {
