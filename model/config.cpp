@@ -64,13 +64,10 @@ void read_size(ModelConfig& config, const Json& json, const Size& size, const st
               " is ", named ? json.at(size.name).dump() : "", " but ", size.alias, ", another name of it, is ",
               aliased ? json.at(size.alias).dump() : "", "; remove one of them");
   std::int64_t& out = config.*size.member;
-  const bool inner = size.member == &ModelConfig::n_inner;
-  if (inner && !given(json, size.name)) {
+  if (size.member == &ModelConfig::n_inner && !given(json, size.name))
     out = 4 * std::clamp<std::int64_t>(config.n_embd, 0, int32_max);
-  } else if (aliased || named) {
+  else if (aliased || named)
     out = json.at(aliased ? size.alias : size.name).integer();
-    check_usage(!inner || out > 0, path, ": n_inner is ", out, "; give a positive size, or null for 4 * n_embd");
-  }
 }
 
 // null: none; a list: newer generation settings have several, the first is the one that ends a document. An id that the
@@ -191,11 +188,6 @@ void check_config(const ModelConfig& config, const std::string& where) {
     const float value = config.*number.member;
     check_usage(std::isfinite(value) && number.fits(value), where, ": ", number.name, " is ", value, ", it must be ",
                 number.range);
-  }
-  for (const auto& [name, member] : tokens) {
-    const std::int64_t id = config.*member;
-    check_usage(id >= -1 && id < config.vocab_size, where, ": ", name, " is ", id, ", but vocab_size is ",
-                config.vocab_size, "; ids are from 0 to below it, or -1 for none");
   }
 }
 

@@ -20,7 +20,7 @@ std::vector<std::int32_t> read_ids(const SafetensorsReader& file, const StoredTe
   std::vector<std::int32_t> ids(wide.size());
   for (std::size_t i = 0; i < wide.size(); ++i) {
     ids[i] = static_cast<std::int32_t>(wide[i]);
-    check((wide[i] >= 0 && wide[i] < vocab_size) || wide[i] == ignored, file.path(), ": ", tensor.name, " holds ",
+    check((wide[i] >= 0 && wide[i] < vocab_size) || wide[i] == ignored, file.path(tensor), ": ", tensor.name, " holds ",
           wide[i], " at element ", i, ", which is no id below vocab_size ", vocab_size,
           ignored < 0 ? " nor -100 (ignored)" : "", "; write the file with the model's tokenizer");
   }

@@ -160,7 +160,7 @@ TEST(Config, RefusesByNameAndValue) {
       {R"("n_layer": 0)", {"n_layer is 0"}},
       {R"("n_layer": null)", {"n_layer is null"}},
       {R"("n_embd": -48)", {"n_embd is -48"}},
-      {R"("n_inner": 0)", {"n_inner is 0", "null"}},
+      {R"("n_inner": 0)", {"n_inner is 0", "from 1"}},
       {R"("n_positions": 9223372036854775807)", {"n_positions is 9223372036854775807"}},
       {R"("n_embd": 9223372036854775807)", {"n_embd is 9223372036854775807"}},
       {R"("vocab_size": 18446744073709551615)", {"vocab_size is 18446744073709551615"}},
