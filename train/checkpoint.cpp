@@ -247,9 +247,10 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
     for (StoredTensor& moment : moment_tensors(table_)) expected.push_back(std::move(moment));
   }
   for (const StoredTensor& wanted : expected) {
-    const auto [file, found] = tensor(wanted.name);
-    check_contents(found->type == wanted.type && found->shape == wanted.shape, file->path(), ": holds ",
-                   found->describe(), " for ", wanted.describe());
+    const SafetensorsReader& reader = files(wanted.name);
+    const StoredTensor& found = reader.at(wanted.name);
+    check_contents(found.type == wanted.type && found.shape == wanted.shape, reader.path(found), ": holds ",
+                   found.describe(), " for ", wanted.describe());
   }
 }
 
@@ -257,9 +258,9 @@ void Checkpoint::verify(std::int64_t part, std::int64_t parts) const {
   std::int64_t index = 0;
   for (const auto& [name, expected] : checksums_) {
     if (index++ % parts != part) continue;
-    const auto [file, stored] = tensor(name);
-    const std::string sum = file->checksum(*stored);
-    check_contents(sum == expected, file->path(), ": tensor ", name, " has the checksum ", sum, " instead of ",
+    const StoredTensor& stored = files(name).at(name);
+    const std::string sum = files(name).checksum(stored);
+    check_contents(sum == expected, files(name).path(stored), ": tensor ", name, " has the checksum ", sum, " instead of ",
                    expected);
   }
 }
@@ -268,8 +269,8 @@ FetchRange Checkpoint::values(const std::string& prefix) const {
   check(prefix.empty() || has_moments(), path_,
         ": holds no optimizer state; it was saved by a run with another optimizer");
   return [this, prefix](std::size_t parameter, std::int64_t first, std::int64_t count, float* out) {
-    const auto [file, stored] = tensor(prefix + table_.parameters.at(parameter).name);
-    file->read(*stored, first, count, out);
+    const std::string name = prefix + table_.parameters.at(parameter).name;
+    files(name).read(files(name).at(name), first, count, out);
   };
 }
 

@@ -61,15 +61,15 @@ class Checkpoint {
   FetchRange values(const std::string& prefix) const;
 
  private:
-  SafetensorsSet::Entry tensor(const std::string& name) const {
-    return (name.starts_with("exp_avg") ? moments_ : model_)->at(name);
+  const SafetensorsReader& files(const std::string& name) const {  // that hold this tensor
+    return *(name.starts_with("exp_avg") ? moments_ : model_);
   }
 
   std::string path_;
   TrainerState state_;
   ParameterTable table_;
   std::map<std::string, std::string> checksums_;  // by tensor
-  std::optional<SafetensorsSet> model_, moments_;
+  std::optional<SafetensorsReader> model_, moments_;
 };
 
 // What a run resumes from: the newest checkpoint that is complete and whose checksums agree; empty when the run has

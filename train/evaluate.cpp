@@ -46,7 +46,7 @@ void Evaluator::add(const Batch& batch) {
   std::vector<std::int32_t> ids = batch.ids, labels = batch.labels;
   ids.resize(static_cast<std::size_t>(micro_batch_ * seq_len_), 0);
   labels.resize(ids.size(), ignored_label);
-  model_.forward(sum_, {}, {ids.data(), labels.data()}, weights_.units());
+  model_.forward(sum_, {ids.data(), labels.data()}, weights_.units());
 }
 
 EvalResult Evaluator::run(Batches& batches, const Tokenizer* tokenizer, std::int64_t samples,

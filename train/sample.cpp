@@ -96,16 +96,22 @@ int generate_command(const Options& options) {
 
   ZeroSettings whole;
   whole.dtype = parse_dtype(options.dtype);
+  const auto make = [&](Device& device, Mesh& mesh) {
+    const std::int64_t together = std::min<std::int64_t>(capacity, 128);
+    return GptBigCode(device, mesh, config, SpMode::ulysses, 1, together, whole.dtype, Recompute::none, false);
+  };
   const std::unique_ptr<Mesh> mesh = Mesh::single();
   const std::unique_ptr<Device> device = planned_device(options, mesh->layout, [&](Device& dry, Mesh& groups) {
     ModelWeights weights(dry, groups, config, whole);
-    Decoder decoder(dry, groups, config, capacity, whole.dtype);
+    GptBigCode model = make(dry, groups);
+    Decoder decoder(model, capacity);
     decoder.append(prompt, weights.units());
     decoder.append(std::span(prompt).first(1), weights.units());
   });
   ModelWeights weights(*device, *mesh, config, whole);
   weights.load(source.fetch());
-  Decoder decoder(*device, *mesh, config, capacity, whole.dtype);
+  GptBigCode model = make(*device, *mesh);
+  Decoder decoder(model, capacity);
   generate(decoder, weights.units(), prompt, tokenizer->eot(), options, options.max_new_tokens, [&](std::int32_t id) {
     const std::string_view bytes = tokenizer->piece_bytes(id);
     std::fwrite(bytes.data(), 1, bytes.size(), stdout);

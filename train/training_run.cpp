@@ -48,7 +48,7 @@ TrainingRun::Buffers::Buffers(Device& device, Mesh& mesh, const ModelConfig& con
     : weights(device, mesh, config, settings.zero),
       step(weights, settings),
       evaluator(weights, step.model(), settings.micro_batch, settings.seq_len) {
-  if (sample_capacity > 0) decoder.emplace(device, mesh, config, sample_capacity, settings.zero.dtype);
+  if (sample_capacity > 0) decoder.emplace(step.model(), sample_capacity);
 }
 
 void TrainingRun::Buffers::run_empty(std::int64_t micro_batches) {

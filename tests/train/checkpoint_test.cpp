@@ -197,7 +197,7 @@ TEST(Checkpoint, ADamagedOneNeverCostsTheOlder) {
     std::ofstream(file, std::ios::binary) << whole;
   }
   // A flipped bit of the data names its tensor.
-  const SafetensorsFile optimizer(path + "/optimizer.safetensors");
+  const SafetensorsReader optimizer(path + "/optimizer.safetensors");
   const StoredTensor& tensor = optimizer.at("exp_avg_sq.transformer.h.1.mlp.c_fc.weight");
   std::string text = read_all(path + "/optimizer.safetensors");
   text[static_cast<std::size_t>(tensor.offset) + 5] ^= 1;
