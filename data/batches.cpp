@@ -50,15 +50,12 @@ std::uint64_t Dataset::hash() const {
 }
 
 void Dataset::read(std::int64_t first, std::int64_t count, std::int32_t* ids, std::uint8_t* no_target) const {
-  check(first >= 0 && count >= 0 && first + count <= tokens(), name_, ": tokens ", first, " to ", first + count,
-        " were asked for but there are ", tokens(), ".");
-  auto shard = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), first) - ends_.begin());
+  auto number = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), first) - ends_.begin());
   while (count > 0) {
-    const std::int64_t begin = first - (ends_[shard] - shards_[shard].tokens());
-    const std::int64_t n = std::min(count, shards_[shard].tokens() - begin);
-    shards_[shard].read(begin, n, ids);
-    shards_[shard].read_mask(begin, n, no_target);
-    ids += n, no_target += n, first += n, count -= n, ++shard;
+    const Shard& shard = shards_.at(number);
+    const std::int64_t begin = first - (ends_[number++] - shard.tokens()), n = std::min(count, shard.tokens() - begin);
+    shard.read(begin, n, ids, no_target);
+    ids += n, no_target += n, first += n, count -= n;
   }
 }
 
@@ -78,9 +75,7 @@ void Batches::require_rows(std::int64_t global_batch) const {
 }
 
 Batch Batches::read(std::int64_t first_sample, std::int64_t count) const {
-  check(first_sample >= 0 && count >= 0, "Rows ", first_sample, " to ", first_sample + count,
-        " of the data do not exist.");
-  Batch batch{count, seq_len_, first_sample, {}, {}, 0};
+  Batch batch{count, seq_len_, {}, {}, 0};
   const auto size = static_cast<std::size_t>(count * seq_len_);
   batch.ids.resize(size);
   batch.labels.assign(size, ignored_label);

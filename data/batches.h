@@ -25,8 +25,7 @@ class Dataset {
   // Of all shards: whether the data are those that a run was begun with. See Shard::hash().
   std::uint64_t hash() const;
 
-  // Tokens [first, first + count), which may lie in several shards; no_target is 1 where a token is
-  // ignored in the loss.
+  // As Shard::read(), across shards.
   void read(std::int64_t first, std::int64_t count, std::int32_t* ids, std::uint8_t* no_target) const;
 
  private:
@@ -40,7 +39,6 @@ inline constexpr std::int32_t ignored_label = -100;
 
 struct Batch {
   std::int64_t rows = 0, seq_len = 0;
-  std::int64_t first_sample = 0;          // of row 0: rows are consecutive samples
   std::vector<std::int32_t> ids, labels;  // [rows, seq_len]; labels[t] is the token after ids[t], or ignored_label
   std::int64_t good_tokens = 0;           // labels that are not ignored
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <iomanip>
 
 #include "kernels/error.h"
@@ -68,52 +69,36 @@ Documents::Documents(const std::vector<std::string>& inputs, const std::vector<s
               patterns.empty() ? "" : " that match ", wanted, " and no bytes: there is nothing to prepare.");
 }
 
-void Documents::rewind() {
-  file_ = 0;
-  line_ = bytes_read_ = 0;
-  lines_ = {};
-}
-
-bool Documents::next(Document& document) {
-  for (; file_ < files_.size(); ++file_) {
-    const std::string& path = files_[file_].path;
-    if (is_json_lines(path)) {
-      if (next_line(document)) return true;
+void Documents::each(const std::function<void(Document&&)>& take) {
+  std::int64_t number = 0;
+  const auto give = [&](Document&& document) {
+    document.number = number;
+    if (!document.text.empty()) ++number, take(std::move(document));
+  };
+  bytes_read_ = 0;
+  for (const auto& [path, bytes] : files_) {
+    if (!is_json_lines(path)) {
+      Document document{read_text(path), 0, path};
+      bytes_read_ += std::ssize(document.text);
+      give(std::move(document));
       continue;
     }
-    document = {read_text(path), 0, path};
-    bytes_read_ += std::ssize(document.text);
-    if (document.text.empty()) continue;
-    ++file_;
-    return true;
+    std::ifstream lines(path, std::ios::binary);
+    std::string line;
+    for (std::int64_t at = 1; std::getline(lines, line); ++at) {
+      bytes_read_ += std::ssize(line) + 1;
+      if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+      Document document{"", 0, str(path, " line ", at)};
+      const Json json = Json::parse(line, document.source);
+      check(json.is_object() && (json.has("text") || (json.has("prompt") && json.has("completion"))), document.source,
+            ": expected an object with \"text\", or with \"prompt\" and \"completion\": correct the line.");
+      document.text = json.at(json.has("text") ? "text" : "prompt").string();
+      document.prompt_bytes = json.has("text") ? 0 : document.text.size();
+      if (!json.has("text")) document.text += json.at("completion").string();
+      give(std::move(document));
+    }
+    check(lines.eof(), path, ": the file cannot be read: check its rights.");
   }
-  return false;
-}
-
-bool Documents::next_line(Document& document) {
-  const std::string& path = files_[file_].path;
-  if (!lines_.is_open()) {
-    lines_.open(path, std::ios::binary);
-    check(lines_.is_open(), path, ": the file cannot be read: check its rights.");
-    line_ = 0;
-  }
-  std::string line;
-  while (std::getline(lines_, line)) {
-    bytes_read_ += std::ssize(line) + 1;
-    ++line_;
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    document.source = str(path, " line ", line_);
-    const Json json = Json::parse(line, document.source);
-    check(json.is_object() && (json.has("text") || (json.has("prompt") && json.has("completion"))), document.source,
-          ": expected an object with \"text\", or with \"prompt\" and \"completion\": correct the line.");
-    document.text = json.at(json.has("text") ? "text" : "prompt").string();
-    document.prompt_bytes = json.has("text") ? 0 : document.text.size();
-    if (!json.has("text")) document.text += json.at("completion").string();
-    if (!document.text.empty()) return true;
-  }
-  check(!lines_.bad(), path, ": the file cannot be read: check its rights.");
-  lines_ = {};
-  return false;
 }
 
 std::string Documents::fingerprint() const {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,6 +12,7 @@ struct Document {
   std::string text;
   std::size_t prompt_bytes = 0;  // the beginning of text that is ignored in the loss
   std::string source;            // "dir/a.py" or "b.jsonl line 7"
+  std::int64_t number = 0;       // of all documents, from 0
 };
 
 // A file is one document; a file whose name ends in .jsonl or .ndjson holds one JSON object a line, with `text`, or
@@ -24,13 +25,12 @@ class Documents {
   // nothing is left.
   Documents(const std::vector<std::string>& inputs, const std::vector<std::string>& patterns);
 
-  // The next document; false at the end. Throws Error naming file (and line) for what cannot be read.
-  bool next(Document& document);
-  void rewind();
+  // All documents, one after the other. Throws Error naming file (and line) for what cannot be read.
+  void each(const std::function<void(Document&&)>& take);
 
   std::int64_t files() const { return static_cast<std::int64_t>(files_.size()); }
   std::int64_t bytes() const { return bytes_; }            // of all files
-  std::int64_t bytes_read() const { return bytes_read_; }  // since rewind
+  std::int64_t bytes_read() const { return bytes_read_; }  // by each()
   // XXH3 of all paths and contents, in hexadecimal: whether the same inputs were prepared before. Reads everything.
   std::string fingerprint() const;
 
@@ -39,13 +39,9 @@ class Documents {
     std::string path;
     std::int64_t bytes;
   };
-  bool next_line(Document& document);
 
   std::vector<File> files_;
   std::int64_t bytes_ = 0, bytes_read_ = 0;
-  std::size_t file_ = 0;
-  std::ifstream lines_;
-  std::int64_t line_ = 0;
 };
 
 }  // namespace onescale

@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <filesystem>
 #include <future>
 #include <iomanip>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "data/documents.h"
 #include "data/shard.h"
+#include "kernels/device.h"
 #include "kernels/error.h"
 #include "parallel/file.h"
 #include "parallel/json.h"
@@ -41,7 +42,6 @@ Json settings_of(const PrepareOptions& options, const Documents& documents, cons
     settings.set("tokenizer_hash", list_of({str(hash[0]), str(hash[1]), str(hash[2]), str(hash[3])}));
   } else {
     settings.set("vocab_size", options.vocab_size);
-    settings.set("tokenizer_bytes", options.tokenizer_bytes);
   }
   settings.set("val_share", options.validation_share);
   settings.set("fim_rate", options.fim.fim);
@@ -83,6 +83,7 @@ std::optional<PrepareSummary> made_before(const std::string& out, const Json& se
                         made.at("vocab_size").integer(), true};
 }
 
+constexpr std::int64_t tokenizer_bytes = 64'000'000;  // a tokenizer is trained on, at most: documents chosen by number
 constexpr std::size_t group_bytes = 4 << 20;  // in memory at a time: many tasks for the threads, frequent progress
 constexpr std::size_t task_bytes = 64 << 10;  // long documents are encoded in several tasks
 
@@ -99,25 +100,13 @@ void parallel_for(std::size_t n, int threads, const Work& work) {
   for (std::future<void>& worker : workers) worker.get();
 }
 
-// One pass over the documents, which it takes back to their beginning.
-class Pass {
- public:
-  Pass(const char* phase, const PrepareOptions& options, Documents& documents)
-      : phase_(phase), options_(options), documents_(documents), begin_(std::chrono::steady_clock::now()) {
-    documents.rewind();
-  }
-  void report(std::int64_t tokens) const {
-    if (!options_.progress) return;
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
-    options_.progress({phase_, documents_.bytes_read(), documents_.bytes(), tokens, seconds.count()});
-  }
-
- private:
-  const char* phase_;
-  const PrepareOptions& options_;
-  const Documents& documents_;
-  std::chrono::steady_clock::time_point begin_;
-};
+// Reports on a pass over the documents that begins now: report(tokens so far).
+auto begin_pass(const char* phase, const PrepareOptions& options, const Documents& documents) {
+  return [&, phase, begin = std::chrono::steady_clock::now()](std::int64_t tokens) {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    if (options.progress) options.progress({phase, documents.bytes_read(), documents.bytes(), tokens, seconds.count()});
+  };
+}
 
 // The shards of one split: PREFIX000000.bin, PREFIX000001.bin, ... Each ends with the document that fills it.
 struct Split {
@@ -141,57 +130,55 @@ struct Split {
   }
 };
 
-bool is_validation(const PrepareOptions& options, std::int64_t number) {
-  return happens(options.validation_share, document_draw(options.seed, number, DocumentDraw::split)[0]);
+bool is_validation(const PrepareOptions& options, const Document& document) {
+  return happens(options.validation_share, document_draw(options.seed, document.number, DocumentDraw::split)[0]);
 }
 
 // A stretch of a document: a special id, or text that becomes ids.
 struct Part {
-  std::size_t document;  // in its group
+  const Document& document;
   std::string_view text;
   bool no_target;
   std::vector<std::int32_t> ids;
 };
 
 // Appends the parts of a document, ids of text still to come. Counts what fill-in-the-middle did in `train`.
-void cut(std::vector<Part>& parts, std::size_t index, const Document& document, std::int64_t number,
-         const PrepareOptions& options, const Tokenizer& tokenizer, SplitSummary& train) {
-  const auto add = [&](std::string_view text, bool no_target) {
+void cut(std::vector<Part>& parts, const Document& document, const PrepareOptions& options, const Tokenizer& tokenizer,
+         SplitSummary& train) {
+  const auto add = [&](std::string_view text, bool no_target = false) {
     while (!text.empty()) {
       const std::size_t end = tokenizer.next_cut(text, task_bytes);
-      parts.push_back({index, text.substr(0, end), no_target, {}});
+      parts.push_back({document, text.substr(0, end), no_target, {}});
       text.remove_prefix(end);
     }
   };
   const std::string_view text = document.text;
-  parts.push_back({index, {}, false, {tokenizer.eot()}});
-  if (document.prompt_bytes > 0 || is_validation(options, number)) {
+  parts.push_back({document, {}, false, {tokenizer.eot()}});
+  if (document.prompt_bytes > 0 || is_validation(options, document)) {
     add(text.substr(0, document.prompt_bytes), true);
-    add(text.substr(document.prompt_bytes), false);
-    return;
+    return add(text.substr(document.prompt_bytes));
   }
-  const FimParts fim = fim_split(text, options.fim, options.seed, number);
+  const FimParts fim = fim_split(text, options.fim, options.seed, document.number);
   train.psm += fim.mode == FimMode::psm;
   train.spm += fim.mode == FimMode::spm;
   for (const FimSegment& segment : fim_segments(fim, tokenizer)) {
-    if (segment.id >= 0) parts.push_back({index, {}, false, {segment.id}});
-    add(segment.text, false);
+    if (segment.id >= 0) parts.push_back({document, {}, false, {segment.id}});
+    add(segment.text);
   }
 }
 
 // The bytes of a tokenizer trained on training documents.
 std::string train_tokenizer(const PrepareOptions& options, Documents& documents) {
   WordCounts words;
-  const double share = static_cast<double>(options.tokenizer_bytes) / static_cast<double>(documents.bytes());
-  const Pass reading("reading words", options, documents);
-  Document document;
-  for (std::int64_t number = 0; documents.next(document); ++number) {
-    const Philox draw = document_draw(options.seed, number, DocumentDraw::split);
-    if (!is_validation(options, number) && happens(share, draw[1])) words.add(document.text);
-    reading.report(0);
-  }
-  check(words.bytes() > 0, "All documents fell to validation: lower val_share, change seed or add documents.");
-  Pass("training the tokenizer", options, documents).report(0);
+  const double share = static_cast<double>(tokenizer_bytes) / static_cast<double>(documents.bytes());
+  const auto report = begin_pass("reading words", options, documents);
+  documents.each([&](const Document& document) {
+    const Philox draw = document_draw(options.seed, document.number, DocumentDraw::split);
+    if (!is_validation(options, document) && happens(share, draw[1])) words.add(document.text);
+    report(0);
+  });
+  check(words.bytes > 0, "All documents fell to validation: lower val_share, change seed or add documents.");
+  if (options.progress) options.progress({"training the tokenizer", 0, documents.bytes()});
   return Tokenizer::train(words, options.vocab_size);
 }
 
@@ -199,50 +186,46 @@ std::string train_tokenizer(const PrepareOptions& options, Documents& documents)
 // order of the documents and does not depend on the number of threads. Text is held a few megabytes at a time.
 PrepareSummary encode_documents(const PrepareOptions& options, Documents& documents, const Tokenizer& tokenizer,
                                 const std::string& dir) {
-  const int threads =
-      options.threads > 0 ? options.threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const int threads = options.threads > 0 ? options.threads : available_threads();
   const Vocabulary vocabulary{tokenizer.vocab_size(), tokenizer.eot(), tokenizer.hash()};
   PrepareSummary summary;
   summary.vocab_size = vocabulary.size;
   Split train{dir + "/train_", vocabulary, options.shard_tokens, summary.train};
   Split val{dir + "/val_", vocabulary, options.shard_tokens, summary.val};
-  const Pass encoding("encoding", options, documents);
-  std::vector<Document> group;
+  const auto report = begin_pass("encoding", options, documents);
+  std::deque<Document> group;
   std::vector<Part> parts;
-  std::vector<std::int32_t> ids;
-  std::vector<std::uint8_t> no_target;
-  for (std::int64_t first = 0;; first += std::ssize(group)) {
-    group.clear();
-    parts.clear();
-    std::size_t bytes = 0;
-    for (Document document; bytes < group_bytes && documents.next(document);) {
-      bytes += document.text.size();
-      group.push_back(std::move(document));
-    }
-    if (group.empty()) break;
-    for (std::size_t d = 0; d < group.size(); ++d)
-      cut(parts, d, group[d], first + static_cast<std::int64_t>(d), options, tokenizer, summary.train);
+  std::size_t bytes = 0;
+  const auto encode_group = [&] {
     parallel_for(parts.size(), threads, [&](std::size_t i) {
-      Part& part = parts[i];
-      if (part.text.empty()) return;
-      part.ids = tokenizer.encode(part.text);
-      check(tokenizer.lossless() || tokenizer.decode(part.ids) == part.text, group[part.document].source,
+      auto& [document, text, no_target, ids] = parts[i];
+      if (text.empty()) return;
+      ids = tokenizer.encode(text);
+      check(tokenizer.lossless() || tokenizer.decode(ids) == text, document.source,
             ": the tokenizer changes this text (such models lose U+2581 and bytes that are not UTF-8): leave the "
             "document out, or let prepare train a tokenizer.");
     });
-    for (auto part = parts.begin(); part != parts.end();) {
-      const std::size_t d = part->document;
-      ids.clear();
-      no_target.clear();
-      for (; part != parts.end() && part->document == d; ++part) {
+    auto part = parts.begin();
+    for (const Document& document : group) {
+      std::vector<std::int32_t> ids;
+      std::vector<std::uint8_t> no_target;
+      for (; part != parts.end() && &part->document == &document; ++part) {
         ids.insert(ids.end(), part->ids.begin(), part->ids.end());
-        if (group[d].prompt_bytes > 0) no_target.resize(ids.size(), part->no_target ? 1 : 0);
+        if (document.prompt_bytes > 0) no_target.resize(ids.size(), part->no_target ? 1 : 0);
       }
-      Split& split = is_validation(options, first + static_cast<std::int64_t>(d)) ? val : train;
-      split.add(ids, no_target, group[d].text.size());
+      (is_validation(options, document) ? val : train).add(ids, no_target, document.text.size());
     }
-    encoding.report(summary.train.tokens + summary.val.tokens);
-  }
+    report(summary.train.tokens + summary.val.tokens);
+    group.clear();
+    parts.clear();
+    bytes = 0;
+  };
+  documents.each([&](Document&& document) {
+    bytes += document.text.size();
+    cut(parts, group.emplace_back(std::move(document)), options, tokenizer, summary.train);
+    if (bytes >= group_bytes) encode_group();
+  });
+  encode_group();
   train.finish();
   val.finish();
   check(summary.train.documents > 0, "All ", summary.val.documents,

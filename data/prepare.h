@@ -25,7 +25,6 @@ struct PrepareOptions {
   std::string out;                            // the directory to be made
   std::string tokenizer;                      // a sentencepiece model; empty: train one
   std::int64_t vocab_size = 4096;             // of the one that is trained
-  std::int64_t tokenizer_bytes = 64'000'000;  // text it is trained on at most, whole documents chosen by number
   double validation_share = 0.05;             // of documents
   FimRates fim;                               // acts on training documents only: loss on held-out text stays comparable
   std::uint64_t seed = 0;

@@ -215,19 +215,14 @@ std::uint64_t Shard::hash(std::uint64_t seed) const {
   return mask_ ? sampled_hash(mask_.get(), (tokens_ + 7) / 8, seed) : seed;
 }
 
-void Shard::read(std::int64_t first, std::int64_t count, std::int32_t* ids) const {
+void Shard::read(std::int64_t first, std::int64_t count, std::int32_t* ids, std::uint8_t* no_target) const {
   check(first >= 0 && count >= 0 && first + count <= tokens_, path_, ": tokens ", first, " to ", first + count,
         " were asked for but it has ", tokens_, ".");
   for (std::int64_t i = 0; i < count; ++i) {
-    check_id(first + i);
-    ids[i] = static_cast<std::int32_t>(id_at(first + i));
-  }
-}
-
-void Shard::read_mask(std::int64_t first, std::int64_t count, std::uint8_t* no_target) const {
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t bit = first + i;
-    no_target[i] = static_cast<std::uint8_t>(mask_ ? mask_.get()[bit / 8] >> bit % 8 & 1 : 0);
+    const std::int64_t token = first + i;
+    check_id(token);
+    ids[i] = static_cast<std::int32_t>(id_at(token));
+    no_target[i] = static_cast<std::uint8_t>(mask_ ? mask_.get()[token / 8] >> token % 8 & 1 : 0);
   }
 }
 

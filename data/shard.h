@@ -68,10 +68,9 @@ class Shard {
   // XXH3 of header, tokens and mask; of a large file evenly spaced stretches stand for the tokens, so it costs no pass.
   std::uint64_t hash(std::uint64_t seed) const;
 
-  // ids[i] = token first + i. Throws Error with file and offset if one is not below the vocabulary size.
-  void read(std::int64_t first, std::int64_t count, std::int32_t* ids) const;
-  // no_target[i] = 1 where token first + i is ignored in the loss.
-  void read_mask(std::int64_t first, std::int64_t count, std::uint8_t* no_target) const;
+  // ids[i] = token first + i; no_target[i] = 1 where it is ignored in the loss, else 0. Throws Error with file and
+  // offset if an id is not below the vocabulary size.
+  void read(std::int64_t first, std::int64_t count, std::int32_t* ids, std::uint8_t* no_target) const;
 
  private:
   // A file in memory, read only.

@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "kernels/error.h"
@@ -18,8 +19,8 @@ constexpr std::size_t max_word_bytes = 48, max_piece_characters = 32;
 // Encoding takes longer than linear time in the length of a text, so it is fed stretches of about this many bytes.
 constexpr std::size_t stretch_bytes = 2048;
 constexpr const char* space_symbol = "\xE2\x96\x81";  // sentencepiece's U+2581
-const std::vector<std::string> special_names = {"<|endoftext|>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>",
-                                                "<fim_pad>"};
+constexpr const char* special_symbols = "<|endoftext|>,<fim_prefix>,<fim_middle>,<fim_suffix>,<fim_pad>";
+constexpr std::int64_t special_ids = 6;  // with the unknown symbol
 
 // The character that stands for a byte: itself where Latin-1 shows it, else the next one from U+0100 on. All lie below
 // U+0800.
@@ -109,41 +110,35 @@ class Lines : public sentencepiece::SentenceIterator {
 }  // namespace
 
 void WordCounts::add(std::string_view text) {
-  bytes_ += static_cast<std::int64_t>(text.size());
+  bytes += std::ssize(text);
   for (std::size_t i = 0; i < text.size();) {
     // One byte beyond the longest word decides where it ends; a long run is not looked at whole for each of its words.
     const std::size_t end = i + std::min(word_end(text.substr(i, max_word_bytes + 1), 0), max_word_bytes);
     const std::string_view word = text.substr(i, end - i);
-    const auto found = counts_.find(word);  // no string is made for a word that is known
-    ++(found != counts_.end() ? found : counts_.emplace(word, 0).first)->second;
+    const auto found = counts.find(word);  // no string is made for a word that is known
+    ++(found != counts.end() ? found : counts.emplace(word, 0).first)->second;
     i = end;
   }
 }
 
 std::string Tokenizer::train(const WordCounts& words, std::int64_t vocab_size) {
-  const std::int64_t smallest = alphabet_size + 1 + std::ssize(special_names);
+  const std::int64_t smallest = alphabet_size + special_ids;
   check_usage(vocab_size >= smallest, "vocab_size is ", vocab_size, " but must be at least ", smallest,
               ": all bytes and the special symbols.");
   // Rare words cost most of the time and give the last few pieces only: they are left out once there are more than
   // enough.
   const auto enough = static_cast<std::size_t>(std::max<std::int64_t>(100'000, 16 * vocab_size));
   std::vector<std::int64_t> counts;
-  for (const auto& [word, count] : words.counts_) counts.push_back(count);
-  std::int64_t least = 1;
-  if (counts.size() > enough) {
-    const auto nth = counts.begin() + static_cast<std::ptrdiff_t>(enough);
-    std::nth_element(counts.begin(), nth, counts.end(), std::greater<>());
-    least = *nth + 1;
-  }
+  for (const auto& [word, count] : words.counts) counts.push_back(count);
+  std::sort(counts.begin(), counts.end(), std::greater<>());
+  const std::int64_t least = counts.size() > enough ? counts[enough] + 1 : 1;
   std::vector<std::string> lines;
-  for (const auto& [word, count] : words.counts_) {
+  for (const auto& [word, count] : words.counts) {
     if (count >= least) lines.push_back(str(to_characters(word), '\t', count));
   }
   for (const std::string& character : alphabet().utf8) lines.push_back(character + "\t1");
   std::sort(lines.begin(), lines.end());  // a hash table's order is not part of the result
 
-  std::string control;
-  for (const std::string& name : special_names) control += (control.empty() ? "" : ",") + name;
   Lines iterator(std::move(lines));
   std::string model;
   const auto status =
@@ -157,7 +152,7 @@ std::string Tokenizer::train(const WordCounts& words, std::int64_t vocab_size) {
                                                   {"split_by_unicode_script", "false"},
                                                   {"split_by_number", "false"},
                                                   {"max_sentencepiece_length", str(max_piece_characters)},
-                                                  {"control_symbols", control},
+                                                  {"control_symbols", special_symbols},
                                                   {"unk_id", "0"},
                                                   {"bos_id", "-1"},
                                                   {"eos_id", "-1"},
@@ -168,7 +163,7 @@ std::string Tokenizer::train(const WordCounts& words, std::int64_t vocab_size) {
   const std::string message = status.ToString();
   const std::size_t bound = message.find("<= ");
   if (!status.ok() && bound != std::string::npos) {
-    throw UsageError(str("vocab_size is ", vocab_size, " but these ", words.bytes(), " bytes of text give at most ",
+    throw UsageError(str("vocab_size is ", vocab_size, " but these ", words.bytes, " bytes of text give at most ",
                          std::stoll(message.substr(bound + 3)), " pieces: lower vocab_size or add text."));
   }
   check(status.ok(), "Training the tokenizer failed: ", message);
@@ -217,7 +212,7 @@ Tokenizer Tokenizer::parse(std::string model, const std::string& where) {
     const int id = special("<fim_" + name + ">");
     return id >= 0 ? id : special("<fim-" + name + ">");
   };
-  t.eot_ = special(special_names[0]);
+  t.eot_ = special("<|endoftext|>");
   if (t.eot_ < 0) t.eot_ = processor->eos_id();
   check(t.eot_ >= 0, where,
         ": the model has neither <|endoftext|> nor an end of sentence symbol; train it with "
@@ -225,8 +220,7 @@ Tokenizer Tokenizer::parse(std::string model, const std::string& where) {
   t.fim_prefix_ = fim("prefix"), t.fim_middle_ = fim("middle"), t.fim_suffix_ = fim("suffix");
 
   const XXH128_hash_t hash = XXH3_128bits(model.data(), model.size());
-  for (std::size_t i = 0; i < 4; ++i)
-    t.hash_[i] = static_cast<std::uint32_t>((i < 2 ? hash.low64 : hash.high64) >> (32 * (i % 2)));
+  std::memcpy(t.hash_.data(), &hash, sizeof hash);
   t.processor_ = std::move(processor);
   t.model_ = std::move(model);
   for (const char* probe : {"a", " a  b ", "\tif x:\r\n\n    y", "\xC3\xA9\xEF\xBC\xA1\xE2\x82\xAC"}) {

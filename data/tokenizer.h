@@ -28,18 +28,14 @@ namespace onescale {
 // so the rules of words decide what pieces can look like. A word is one digit, or a run of letters and punctuation,
 // alone or with the space or the line ends and the indentation before it; a longer run of spaces leaves its last one to
 // the word after it.
-class WordCounts {
- public:
+struct WordCounts {
   void add(std::string_view text);
-  std::int64_t bytes() const { return bytes_; }
 
- private:
-  friend class Tokenizer;
   struct Hash : std::hash<std::string_view> {
     using is_transparent = void;
   };
-  std::unordered_map<std::string, std::int64_t, Hash, std::equal_to<>> counts_;
-  std::int64_t bytes_ = 0;
+  std::unordered_map<std::string, std::int64_t, Hash, std::equal_to<>> counts;
+  std::int64_t bytes = 0;  // of all texts
 };
 
 class Tokenizer {

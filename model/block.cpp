@@ -1,7 +1,5 @@
 #include "model/block.h"
 
-#include "kernels/error.h"
-
 namespace onescale {
 
 BlockTensors::BlockTensors(const Tensors& t)
@@ -12,67 +10,69 @@ BlockTensors::BlockTensors(const Tensors& t)
       c_fc{t.at(8), t.at(9)},
       mlp_c_proj{t.at(10), t.at(11)} {}
 
-void Block::attend(BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
-                   KvCache* cache) const {
-  dev_.layernorm(s.a, s.mean_1, s.rstd_1, s.x, w.ln_1.weight, w.ln_1.bias, config_.layer_norm_epsilon);
-  dev_.linear(s.qkv, s.a, w.c_attn.weight, w.c_attn.bias);
-  attention_.forward(s.attention, s.qkv, pass, layer_, cache);
-  dev_.linear(scratch.y, s.attention.o, w.attn_c_proj.weight, {});
-  tp_.all_reduce(scratch.y);
-  const auto by_row = [&](Tensor t) { return t.split_first(pass.rows, pass.seq_len); };
-  dev_.residual_layernorm(by_row(s.x_mid), by_row(s.m), s.mean_2, s.rstd_2, by_row(s.x), by_row(scratch.y),
-                          w.attn_c_proj.bias, w.ln_2.weight, w.ln_2.bias, config_.layer_norm_epsilon,
-                          pass.drop(config_.resid_pdrop, Site::attention_output, layer_));
-}
-
-void Block::forward(Tensor x_out, BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
-                    KvCache* cache) const {
-  attend(s, scratch, w, pass, cache);
-  dev_.linear(s.f, s.m, w.c_fc.weight, w.c_fc.bias);
-  dev_.gelu(s.g, s.f, config_.gelu);
-  dev_.linear(scratch.y, s.g, w.mlp_c_proj.weight, {});
-  tp_.all_reduce(scratch.y);
-  const auto by_row = [&](Tensor t) { return t.split_first(pass.rows, pass.seq_len); };
-  dev_.residual(by_row(x_out), by_row(s.x_mid), by_row(scratch.y), w.mlp_c_proj.bias,
-                pass.drop(config_.resid_pdrop, Site::mlp_output, layer_));
-}
-
-void Block::restore(BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
-                    Recompute recompute) const {
-  if (recompute == Recompute::block) {
-    attend(s, scratch, w, pass, nullptr);
-    dev_.linear(s.f, s.m, w.c_fc.weight, w.c_fc.bias);
-  } else if (recompute == Recompute::light) {
-    dev_.layernorm(s.a, s.mean_1, s.rstd_1, s.x, w.ln_1.weight, w.ln_1.bias, config_.layer_norm_epsilon);
-    dev_.layernorm(s.m, s.mean_2, s.rstd_2, s.x_mid, w.ln_2.weight, w.ln_2.bias, config_.layer_norm_epsilon);
+BlockSaved BlockSaved::first(std::int64_t n) const {
+  BlockSaved s = *this;
+  for (Tensor* t : {&s.x, &s.a, &s.mean_1, &s.rstd_1, &s.qkv, &s.attention.o, &s.attention.lse, &s.x_mid, &s.m,
+                    &s.mean_2, &s.rstd_2, &s.f, &s.g}) {
+    *t = t->slice(0, 0, n);
   }
-  if (recompute != Recompute::none) dev_.gelu(s.g, s.f, config_.gelu);
+  return s;
 }
 
-void Block::backward(Tensor dx, const BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w,
-                     const BlockTensors& dw, Write write, const Pass& pass) const {
-  const auto by_row = [&](Tensor t) { return t.split_first(pass.rows, pass.seq_len); };
+void Block::attend(const BlockSaved& s, KvCache* cache) const {
+  dev.layernorm(s.a, s.mean_1, s.rstd_1, s.x, w.ln_1.weight, w.ln_1.bias, config.layer_norm_epsilon);
+  dev.linear(s.qkv, s.a, w.c_attn.weight, w.c_attn.bias);
+  attention.forward(s.attention, s.qkv, pass, layer, cache);
+  dev.linear(scratch.y, s.attention.o, w.attn_c_proj.weight, {});
+  tp.all_reduce(scratch.y);
+  dev.residual_layernorm(pass.by_row(s.x_mid), pass.by_row(s.m), s.mean_2, s.rstd_2, pass.by_row(s.x),
+                         pass.by_row(scratch.y), w.attn_c_proj.bias, w.ln_2.weight, w.ln_2.bias,
+                         config.layer_norm_epsilon, pass.drop(config.resid_pdrop, Site::attention_output, layer));
+}
+
+void Block::forward(Tensor x_out, const BlockSaved& s, KvCache* cache) const {
+  attend(s, cache);
+  dev.linear(s.f, s.m, w.c_fc.weight, w.c_fc.bias);
+  dev.gelu(s.g, s.f, config.gelu);
+  dev.linear(scratch.y, s.g, w.mlp_c_proj.weight, {});
+  tp.all_reduce(scratch.y);
+  dev.residual(pass.by_row(x_out), pass.by_row(s.x_mid), pass.by_row(scratch.y), w.mlp_c_proj.bias,
+               pass.drop(config.resid_pdrop, Site::mlp_output, layer));
+}
+
+void Block::restore(const BlockSaved& s, Recompute recompute) const {
+  if (recompute == Recompute::block) {
+    attend(s, nullptr);
+    dev.linear(s.f, s.m, w.c_fc.weight, w.c_fc.bias);
+  } else if (recompute == Recompute::light) {
+    dev.layernorm(s.a, s.mean_1, s.rstd_1, s.x, w.ln_1.weight, w.ln_1.bias, config.layer_norm_epsilon);
+    dev.layernorm(s.m, s.mean_2, s.rstd_2, s.x_mid, w.ln_2.weight, w.ln_2.bias, config.layer_norm_epsilon);
+  }
+  if (recompute != Recompute::none) dev.gelu(s.g, s.f, config.gelu);
+}
+
+void Block::backward(Tensor dx, const BlockSaved& s, const BlockTensors& dw, Write write) const {
   const Tensor dy = scratch.y, dc = scratch.dc;
 
-  dev_.residual_backward(by_row(dy), dw.mlp_c_proj.bias, by_row(dx),
-                         pass.drop(config_.resid_pdrop, Site::mlp_output, layer_), write);
-  dev_.linear_backward(scratch.dg, dw.mlp_c_proj.weight, {}, dy, s.g, w.mlp_c_proj.weight, write);
-  dev_.gelu_backward(scratch.dg, dw.c_fc.bias, s.f, config_.gelu, write);
-  dev_.linear_backward(dc, dw.c_fc.weight, {}, scratch.dg, s.m, w.c_fc.weight, write);
-  tp_.all_reduce(dc);
-  dev_.layernorm_backward(dx, dw.ln_2.weight, dw.ln_2.bias, dc, s.x_mid, s.mean_2, s.rstd_2, w.ln_2.weight, write);
+  dev.residual_backward(pass.by_row(dy), dw.mlp_c_proj.bias, pass.by_row(dx),
+                        pass.drop(config.resid_pdrop, Site::mlp_output, layer), write);
+  dev.linear_backward(scratch.dg, dw.mlp_c_proj.weight, {}, dy, s.g, w.mlp_c_proj.weight, write);
+  dev.gelu_backward(scratch.dg, dw.c_fc.bias, s.f, config.gelu, write);
+  dev.linear_backward(dc, dw.c_fc.weight, {}, scratch.dg, s.m, w.c_fc.weight, write);
+  tp.all_reduce(dc);
+  dev.layernorm_backward(dx, dw.ln_2.weight, dw.ln_2.bias, dc, s.x_mid, s.mean_2, s.rstd_2, w.ln_2.weight, write);
 
-  dev_.residual_backward(by_row(dy), dw.attn_c_proj.bias, by_row(dx),
-                         pass.drop(config_.resid_pdrop, Site::attention_output, layer_), write);
+  dev.residual_backward(pass.by_row(dy), dw.attn_c_proj.bias, pass.by_row(dx),
+                        pass.drop(config.resid_pdrop, Site::attention_output, layer), write);
   // The heads of this tp rank are narrower than C: their gradient takes the start of dc.
   const std::int64_t n = dc.dim(0), width = s.attention.o.dim(1);
   const Tensor d_o = dc.view({-1}).slice(0, 0, n * width).view({n, width});
-  dev_.linear_backward(d_o, dw.attn_c_proj.weight, {}, dy, s.attention.o, w.attn_c_proj.weight, write);
-  attention_.backward(scratch.dqkv, d_o, s.attention, s.qkv, pass, layer_);
+  dev.linear_backward(d_o, dw.attn_c_proj.weight, {}, dy, s.attention.o, w.attn_c_proj.weight, write);
+  attention.backward(scratch.dqkv, d_o, s.attention, s.qkv, pass, layer);
   // The K and V part of dqkv is of this tp rank's heads alone: one sum completes the gradient of both Q and K/V inputs.
-  dev_.linear_backward(dc, dw.c_attn.weight, dw.c_attn.bias, scratch.dqkv, s.a, w.c_attn.weight, write);
-  tp_.all_reduce(dc);
-  dev_.layernorm_backward(dx, dw.ln_1.weight, dw.ln_1.bias, dc, s.x, s.mean_1, s.rstd_1, w.ln_1.weight, write);
+  dev.linear_backward(dc, dw.c_attn.weight, dw.c_attn.bias, scratch.dqkv, s.a, w.c_attn.weight, write);
+  tp.all_reduce(dc);
+  dev.layernorm_backward(dx, dw.ln_1.weight, dw.ln_1.bias, dc, s.x, s.mean_1, s.rstd_1, w.ln_1.weight, write);
 }
 
 }  // namespace onescale

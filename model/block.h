@@ -30,6 +30,9 @@ struct BlockSaved {
   Tensor m;               // [n, C] ln_2(x_mid)
   Tensor mean_2, rstd_2;  // float32 [n]
   Tensor f, g;            // [n, I] before and after GELU
+
+  // Of the first n tokens alone, which are no share of sequence-parallel ranks.
+  BlockSaved first(std::int64_t n) const;
 };
 
 // What is recomputed in the backward pass instead of being kept: nothing; LayerNorm outputs and GELU; or the whole
@@ -45,31 +48,26 @@ struct BlockScratch {
   Tensor dqkv;  // [n, Q]
 };
 
-class Block {
- public:
-  Block(Device& device, const ModelConfig& config, Attention& attention, const TensorParallel& tp, std::int64_t layer)
-      : dev_(device), config_(config), attention_(attention), tp_(tp), layer_(layer) {}
+struct Block {
+  Device& dev;
+  const ModelConfig& config;
+  Attention& attention;
+  const TensorParallel& tp;
+  const BlockScratch& scratch;
+  const Pass& pass;
+  std::int64_t layer;
+  BlockTensors w;
 
   // x_out [n, C] = block(s.x); fills the rest of s. With a cache, attends over it and over the pass's own tokens, which
   // are appended.
-  void forward(Tensor x_out, BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
-               KvCache* cache = nullptr) const;
+  void forward(Tensor x_out, const BlockSaved& s, KvCache* cache = nullptr) const;
   // Recomputes what `recompute` did not keep, from what it did.
-  void restore(BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
-               Recompute recompute) const;
+  void restore(const BlockSaved& s, Recompute recompute) const;
   // dx [n, C]: gradient of the block's output on entry, of its input on return. Writes or adds to every tensor of dw.
-  void backward(Tensor dx, const BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w,
-                const BlockTensors& dw, Write write, const Pass& pass) const;
+  void backward(Tensor dx, const BlockSaved& s, const BlockTensors& dw, Write write) const;
 
  private:
-  void attend(BlockSaved& s, const BlockScratch& scratch, const BlockTensors& w, const Pass& pass,
-              KvCache* cache) const;
-
-  Device& dev_;
-  const ModelConfig& config_;
-  Attention& attention_;
-  const TensorParallel& tp_;
-  std::int64_t layer_;
+  void attend(const BlockSaved& s, KvCache* cache) const;
 };
 
 }  // namespace onescale

@@ -64,13 +64,10 @@ void read_size(ModelConfig& config, const Json& json, const Size& size, const st
               " is ", named ? json.at(size.name).dump() : "", " but ", size.alias, ", another name of it, is ",
               aliased ? json.at(size.alias).dump() : "", "; remove one of them");
   std::int64_t& out = config.*size.member;
-  const bool inner = size.member == &ModelConfig::n_inner;
-  if (inner && !given(json, size.name)) {
+  if (size.member == &ModelConfig::n_inner && !given(json, size.name))
     out = 4 * std::clamp<std::int64_t>(config.n_embd, 0, int32_max);
-  } else if (aliased || named) {
+  else if (aliased || named)
     out = json.at(aliased ? size.alias : size.name).integer();
-    check_usage(!inner || out > 0, path, ": n_inner is ", out, "; give a positive size, or null for 4 * n_embd");
-  }
 }
 
 // null: none; a list: newer generation settings have several, the first is the one that ends a document. An id that the
@@ -94,25 +91,6 @@ Gelu read_activation(const std::string& path, const std::string& name) {
   return Gelu::erf;
 }
 
-// The two fields that say what multi_query does in other words.
-void read_multi_query(ModelConfig& config, const Json& json, const std::string& path) {
-  if (given(json, "attention_type")) {
-    const std::string type = json.at("attention_type").dump();
-    check_usage(
-        type == "1" || type == "2", path, ": attention_type is ", type,
-        ", but only 1 (multi-head) and 2 (multi-query, fused c_attn) of the bigcode fork are known; convert the model");
-    if (!json.has("multi_query")) config.multi_query = type == "2";
-    check_usage(config.multi_query == (type == "2"), path, ": attention_type is ", type, " but multi_query is ",
-                config.multi_query ? "true" : "false", "; remove one of them");
-  }
-  if (given(json, "num_key_value_heads")) {
-    const std::int64_t heads = json.at("num_key_value_heads").integer();
-    check_usage(heads == config.kv_heads(), path, ": num_key_value_heads is ", heads, ", but multi_query ",
-                config.multi_query ? "true" : "false", " with n_head ", config.n_head, " means ", config.kv_heads(),
-                "; the model has one K/V head or one per head, so remove the field or set it to that");
-  }
-}
-
 // The double that a float's shortest decimal form names, so that 1e-5f is written as 1e-05.
 double shortest(float value) {
   char text[32];
@@ -123,11 +101,18 @@ double shortest(float value) {
 
 }  // namespace
 
-std::int64_t ModelConfig::parameters() const {
-  const std::int64_t H = n_embd, I = n_inner, Q = qkv_size();
-  const std::int64_t block = (H + 1) * Q + (H + 1) * H + (H + 1) * I + (I + 1) * H + 4 * H;
-  return (vocab_size * (tie_word_embeddings ? 1 : 2) + n_positions) * H + n_layer * block + 2 * H;
-}
+ModelShard::ModelShard(const ModelConfig& config, int tp, int tp_rank)
+    : heads(config.n_head / tp),
+      first_head(heads * tp_rank),
+      kv_heads(config.multi_query ? 1 : heads),
+      width(heads * config.head_size()),
+      qkv(width + 2 * kv_heads * config.head_size()),
+      inner(config.n_inner / tp),
+      vocab((config.vocab_size + tp - 1) / tp),
+      first_id(vocab * tp_rank),
+      ids(std::clamp(config.vocab_size - first_id, std::int64_t{0}, vocab)),
+      attention_scale(
+          config.scale_attn_weights ? static_cast<float>(1 / std::sqrt(static_cast<double>(config.head_size()))) : 1) {}
 
 ModelConfig read_config(const std::string& path_or_dir) {
   std::error_code ignored;
@@ -153,7 +138,12 @@ ModelConfig read_config(const std::string& path_or_dir) {
   }
   for (const auto& [name, member] : tokens) read_token(config.*member, json, name, config.vocab_size);
   if (json.has("activation_function")) config.gelu = read_activation(path, json.at("activation_function").string());
-  read_multi_query(config, json, path);
+  if (given(json, "num_key_value_heads")) {  // what multi_query says in other words
+    const std::int64_t heads = json.at("num_key_value_heads").integer();
+    check_usage(heads == config.kv_heads(), path, ": num_key_value_heads is ", heads, ", but multi_query ",
+                config.multi_query ? "true" : "false", " with n_head ", config.n_head, " means ", config.kv_heads(),
+                "; the model has one K/V head or one per head, so remove the field or set it to that");
+  }
   check_config(config, path);
   return config;
 }
@@ -198,11 +188,6 @@ void check_config(const ModelConfig& config, const std::string& where) {
     const float value = config.*number.member;
     check_usage(std::isfinite(value) && number.fits(value), where, ": ", number.name, " is ", value, ", it must be ",
                 number.range);
-  }
-  for (const auto& [name, member] : tokens) {
-    const std::int64_t id = config.*member;
-    check_usage(id >= -1 && id < config.vocab_size, where, ": ", name, " is ", id, ", but vocab_size is ",
-                config.vocab_size, "; ids are from 0 to below it, or -1 for none");
   }
 }
 

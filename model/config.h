@@ -22,7 +22,18 @@ struct ModelConfig {
   std::int64_t head_size() const { return n_embd / n_head; }
   std::int64_t kv_heads() const { return multi_query ? 1 : n_head; }
   std::int64_t qkv_size() const { return n_embd + 2 * kv_heads() * head_size(); }
-  std::int64_t parameters() const;
+  std::int64_t parameters() const;  // elements of gpt_bigcode_table()
+};
+
+// The sizes of what one tensor-parallel rank computes.
+struct ModelShard {
+  ModelShard(const ModelConfig& config, int tp, int tp_rank);
+
+  std::int64_t heads, first_head;     // query heads, and the first of them
+  std::int64_t kv_heads, width, qkv;  // width: of all query heads; qkv: columns of the fused projection
+  std::int64_t inner;
+  std::int64_t vocab, first_id, ids;  // rows of the table; the ids first_id .. first_id + ids - 1, then padding
+  float attention_scale;              // of the scores
 };
 
 // Reads a config.json, or that of a directory. Both names of every alias are accepted, fields that change no number are

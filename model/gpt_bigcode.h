@@ -2,7 +2,7 @@
 // hidden behind the unit protocols of parallel/units.h.
 #pragma once
 
-#include <memory>
+#include <span>
 
 #include "model/block.h"
 #include "model/head.h"
@@ -31,20 +31,23 @@ class GptBigCode {
   // Forward and backward. loss_sum float64 [1] += the losses of this rank's good tokens; gradients are those of
   // `weight` times that sum.
   void forward_backward(Tensor loss_sum, const MicroBatch& batch, Weights& weights, Gradients& gradients, float weight);
-  // Forward without dropout; token_loss float32 [rows * seq_len / sp], one a token of this rank, as Head::loss, or
-  // empty.
-  void forward(Tensor loss_sum, Tensor token_loss, const MicroBatch& batch, Weights& weights);
+  // Forward without dropout.
+  void forward(Tensor loss_sum, const MicroBatch& batch, Weights& weights);
 
  private:
-  int ln_f_unit() const { return static_cast<int>(config_.n_layer) + 1; }
-  int table_unit() const { return config_.tie_word_embeddings ? 0 : ln_f_unit() + 1; }
-  Pass begin(const MicroBatch& batch, bool dropout);
-  // The buffers of one block; those that no recompute mode keeps a layer are `shared` with another one.
-  BlockSaved allocate_saved(DType dtype, const BlockSaved* shared);
-  Block block(std::size_t layer) { return {dev_, config_, attention_, tp_, static_cast<std::int64_t>(layer)}; }
-  Tensor blocks_forward(const Pass& pass, Weights& weights);  // the last block's output
+  friend class Decoder;  // which computes in the same buffers
+
+  Pass begin(const MicroBatch& batch, bool train);
+  void allocate_saved(DType dtype, bool train);
+  Block block(std::size_t layer, const BlockScratch& scratch, const Pass& pass, const Tensors& unit) {
+    return {dev_, config_, attention_, tp_, scratch, pass, static_cast<std::int64_t>(layer), BlockTensors(unit)};
+  }
+  // The last block's output, and in training what the backward pass needs. ids int32 [n]. With caches, one a layer, see
+  // Block::forward.
+  Tensor hidden(Tensor ids, const Pass& pass, Weights& weights, std::span<KvCache> caches = {});
 
   Device& dev_;
+  Mesh& mesh_;
   ModelConfig config_;
   ModelShard shard_;
   Recompute recompute_;
@@ -53,14 +56,13 @@ class GptBigCode {
   TensorParallel tp_;
   SequenceParallel sp_;
   Attention attention_;
+  Head head_;
   Tensor ids_, positions_;          // int32 [n], [B, t]: this rank's tokens
   Tensor query_positions_, first_;  // int32: of attention's queries
-  std::vector<std::int32_t> host_ids_, host_labels_;
-  std::vector<BlockSaved> saved_;  // one a layer; buffers that are not kept are shared between layers
-  Tensor x_out_;                   // the last block's output
+  // In training one a layer; buffers that are not kept are shared between layers. Then the last block's output as x.
+  std::vector<BlockSaved> saved_;
   Tensor dx_;
   BlockScratch scratch_;
-  Head head_;
 };
 
 }  // namespace onescale

@@ -1,5 +1,5 @@
-// The two 16-bit formats of model files as bit patterns: float16 (IEEE binary16) and bfloat16. To float is exact; from
-// float rounds to nearest even. A NaN stays one.
+// The two 16-bit formats of model files as bit patterns: float16 (IEEE binary16), which is only read, and bfloat16. To
+// float is exact; from float rounds to nearest even. A NaN stays one.
 #pragma once
 
 #include <bit>
@@ -13,22 +13,6 @@ inline float float_of_half(std::uint16_t h) {
     return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(static_cast<float>(fraction) * 0x1p-24f));
   }
   return std::bit_cast<float>(sign | (exponent == 31 ? 0xff : exponent + 112) << 23 | fraction << 13);
-}
-
-inline std::uint16_t half_of_float(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-  std::uint32_t half = 0x7c00;   // infinity, for 2^16 and above
-  if (magnitude > 0x7f800000) {  // NaN
-    half = 0x7e00 | (magnitude >> 13 & 0x3ff);
-  } else if (magnitude < 0x38800000) {
-    // Below 2^-14: adding 0.5, whose last bit is worth 2^-24, rounds to the multiple of it.
-    half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
-  } else if (magnitude < 0x47800000) {
-    // A carry out of the fraction goes into the exponent, up to infinity, as it should.
-    half = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
-  }
-  return static_cast<std::uint16_t>(sign | half);
 }
 
 inline float float_of_bfloat16(std::uint16_t b) {

@@ -3,8 +3,7 @@
 // ranks hold a share of the vocabulary each, and combine the softmax's statistics (Shoeybi et al. 2019).
 #pragma once
 
-#include "model/pass.h"
-#include "model/shard.h"
+#include "model/config.h"
 #include "parallel/tensor_parallel.h"
 #include "parallel/units.h"
 
@@ -16,23 +15,24 @@ class Head {
   Head(Device& device, const ModelConfig& config, const ModelShard& shard, const TensorParallel& tp, std::int64_t n,
        DType dtype, bool train);
 
-  // Sets the good tokens of the micro-batch: labels [n] on the host, -100 is ignored. Throws when a label is no id of
-  // the vocabulary.
-  void set_labels(const std::int32_t* labels, std::int64_t n);
+  // Sets the good tokens of the micro-batch: labels [n] on the host, ids of the vocabulary or -100, which is ignored.
+  void set_labels(const std::vector<std::int32_t>& labels);
 
-  // loss_sum float64 [1] += the losses of the good tokens; token_loss float32 [n], when given, receives each at its
-  // place, 0 where ignored. x [n, C]; ln_f: weight and bias; table [shard.vocab, C].
-  void loss(Tensor loss_sum, Tensor token_loss, Tensor x, const Tensors& ln_f, Tensor table);
+  // loss_sum float64 [1] += the losses of the good tokens. x [n, C].
+  void loss(Tensor loss_sum, Tensor x, Weights& weights);
 
   // The same with gradients: each good token's loss is weighted by `weight`. dx [n, C] is overwritten with the gradient
-  // of x, dln_f and dtable are written or added to.
-  void loss_backward(Tensor loss_sum, Tensor dx, Tensor x, const Tensors& ln_f, Tensor table, const Tensors& dln_f,
-                     Write ln_f_write, Tensor dtable, Write table_write, float weight);
+  // of x. The gradients of the final LayerNorm are closed, and those of the table unless it is tied: the embedding adds
+  // to it.
+  void loss_backward(Tensor loss_sum, Tensor dx, Tensor x, Weights& weights, Gradients& gradients, float weight);
 
   // The logits [tp * shard.vocab] of the last of the given rows x [n, C]; those from vocab_size on are padding.
-  void last_logits(Tensor logits, Tensor x, const Tensors& ln_f, Tensor table);
+  void last_logits(Tensor logits, Tensor x, Weights& weights);
 
  private:
+  int ln_f_unit() const { return static_cast<int>(config_.n_layer) + 1; }
+  int table_unit() const { return config_.tie_word_embeddings ? 0 : ln_f_unit() + 1; }
+  void release(Weights& weights) const;
   Tensor chosen(Tensor buffer) const { return buffer.slice(0, 0, good_); }
   void normalise(Tensor x, const Tensors& ln_f);
   // One chunk [begin, end) of the good tokens: logits, statistics, loss; weight 0: no gradient.
@@ -43,10 +43,9 @@ class Head {
   const ModelShard& shard_;
   const TensorParallel& tp_;
   std::int64_t chunk_rows_, good_ = 0;
-  std::vector<std::int32_t> host_labels_, host_index_;
   Tensor labels_, index_;            // int32 [n]
   Tensor x_, y_, mean_, rstd_, dy_;  // good tokens only: [n, C], [n, C], float32 [n] twice, [n, C]
-  Tensor logits_, stats_, losses_;   // [chunk, shard.vocab], float32 [chunk, 3], float32 [n]
+  Tensor logits_, stats_, losses_;   // [chunk, shard.vocab], float32 [chunk, 3], float32 [chunk]
   Tensor parts_;                     // float32 [tp, chunk, 3]
 };
 

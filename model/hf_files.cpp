@@ -4,8 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <filesystem>
-#include <set>
+#include <optional>
 
 #include "parallel/json.h"
 
@@ -14,6 +13,7 @@ namespace {
 
 constexpr const char* head_name = "lm_head.weight";
 constexpr const char* prefix = "transformer.";
+constexpr std::size_t most_writers = 128;  // ranks that write at once: a reader holds a file of each open
 
 // The name in the table of what a file calls `name`: files of the model without its head lack the prefix.
 std::string full_name(const std::string& name) {
@@ -26,101 +26,24 @@ bool is_mask(const std::string& full) {
 }
 
 bool readable(const StoredTensor& tensor) {
-  return tensor.type == FileType::F32 || tensor.type == FileType::BF16 || tensor.type == FileType::F16 ||
-         tensor.type == FileType::F64;
+  return tensor.type <= FileType::BF16;
 }
 
 // Whether two tensors hold the same floats.
-bool equal(const SafetensorsSet::Entry& a, const SafetensorsSet::Entry& b) {
-  if (a.second->shape != b.second->shape) return false;
+bool equal(const SafetensorsReader& files, const StoredTensor& a, const StoredTensor& b) {
+  if (a.shape != b.shape) return false;
   constexpr std::int64_t piece = 1 << 18;
   std::vector<float> x(piece), y(piece);
-  for (std::int64_t done = 0; done < a.second->numel(); done += piece) {
-    const std::int64_t n = std::min(piece, a.second->numel() - done);
-    a.first->read(*a.second, done, n, x.data());
-    b.first->read(*b.second, done, n, y.data());
+  for (std::int64_t done = 0; done < a.numel(); done += piece) {
+    const std::int64_t n = std::min(piece, a.numel() - done);
+    files.read(a, done, n, x.data());
+    files.read(b, done, n, y.data());
     if (std::memcmp(x.data(), y.data(), static_cast<std::size_t>(n) * sizeof(float)) != 0) return false;
   }
   return true;
 }
 
-}  // namespace
-
-SafetensorsSet::SafetensorsSet(const std::string& dir, const std::string& stem) : dir_(dir) {
-  const std::string single = dir + "/" + stem + ".safetensors", index = single + ".index.json";
-  std::set<std::string> names;
-  std::error_code ignored;
-  const bool one = std::filesystem::exists(single, ignored);
-  if (!one && std::filesystem::exists(index, ignored)) {
-    const Json map = Json::read_file(index).at("weight_map");
-    for (const std::string& tensor : map.keys()) {
-      const std::string name = map.at(tensor).string();
-      check_contents(!name.empty() && name.find('/') == std::string::npos, index, ": tensor ", tensor,
-                     " is said to be in \"", name, "\", which is no file name of its directory; write the index anew");
-      names.insert(name);
-    }
-  } else {
-    check_contents(one, dir, ": has neither ", stem, ".safetensors nor ", stem,
-                   ".safetensors.index.json; give a model saved by save_pretrained as safetensors");
-    names.insert(stem + ".safetensors");
-  }
-  for (const std::string& name : names) {
-    files_.push_back(std::make_unique<SafetensorsFile>(str(dir, "/", name)));
-    for (const StoredTensor& t : files_.back()->tensors()) {
-      check_contents(entries_.emplace(t.name, Entry(files_.back().get(), &t)).second, files_.back()->path(),
-                     ": tensor ", t.name, " is also in another file of the model; keep one");
-    }
-  }
-}
-
-SafetensorsSet::Entry SafetensorsSet::at(const std::string& name) const {
-  const auto found = entries_.find(name);
-  check_contents(found != entries_.end(), dir_, ": none of its files has the tensor ", name, "; get the files anew");
-  return found->second;
-}
-
-ModelReader::ModelReader(const std::string& dir, const ModelConfig& config, const ParameterTable& table)
-    : set_(dir, "model") {
-  std::map<std::string, SafetensorsSet::Entry> given;
-  std::string missing, unexpected, wrong;
-  const auto add = [](std::string& list, const std::string& item) { list += (list.empty() ? "" : ", ") + item; };
-  for (const auto& [name, entry] : set_.entries()) {
-    const std::string full = full_name(name);
-    check_contents(is_mask(full) || given.emplace(full, entry).second, dir, ": holds ", full,
-                   " twice, with and without \"", prefix, "\"; keep one");
-  }
-  const bool head_given = config.tie_word_embeddings && given.contains(head_name);
-  const SafetensorsSet::Entry head = head_given ? given.extract(head_name).mapped() : SafetensorsSet::Entry();
-  for (const Parameter& p : table.parameters) {
-    const auto found = given.extract(p.name);
-    if (found.empty()) {
-      add(missing, p.name);
-      continue;
-    }
-    const StoredTensor& tensor = *found.mapped().second;
-    const StoredTensor expected{p.name, FileType::F32, p.shape};
-    if (tensor.shape != p.shape || !readable(tensor)) add(wrong, tensor.describe() + " for " + expected.describe());
-    entries_.push_back(found.mapped());
-  }
-  for (const auto& [name, entry] : given) add(unexpected, entry.second->name);
-  check_contents(missing.empty() && unexpected.empty() && wrong.empty(), dir,
-                 ": its tensors are not those of its config.json", missing.empty() ? "" : "; missing: " + missing,
-                 unexpected.empty() ? "" : "; unexpected: " + unexpected,
-                 wrong.empty() ? "" : "; of another shape or type: " + wrong);
-  // The table of a tied model begins with the embedding.
-  if (head_given && !(readable(*head.second) && equal(entries_.front(), head))) {
-    warnings_.push_back(
-        dir +
-        ": lm_head.weight differs from transformer.wte.weight although config.json says tie_word_embeddings; "
-        "it is not used (set tie_word_embeddings to false to use it)");
-  }
-}
-
-void ModelReader::read(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const {
-  const auto& [file, tensor] = entries_.at(parameter);
-  file->read(*tensor, first, count, out);
-}
-
+// The tensors in files of at most `limit` bytes, in order: {file name, its tensors}.
 std::vector<std::pair<std::string, std::vector<StoredTensor>>> split_files(const std::vector<StoredTensor>& tensors,
                                                                            const std::string& stem,
                                                                            std::int64_t limit) {
@@ -142,48 +65,45 @@ std::vector<std::pair<std::string, std::vector<StoredTensor>>> split_files(const
   return files;
 }
 
-namespace {
-
-// The files that one rank writes, tensor after tensor.
-class FileQueue {
- public:
-  FileQueue(const std::string& dir, const std::vector<StoredTensor>& tensors) : dir_(dir), tensors_(tensors) {}
-  void add(const std::string& name, std::size_t first, std::size_t count) {
-    files_.push_back({name, first, first + count});
-    for (std::size_t i = first; i < first + count; ++i) order_.push_back(static_cast<std::int64_t>(i));
-  }
-  std::int64_t tensor(std::size_t turn) const { return turn < order_.size() ? order_[turn] : -1; }
-  std::size_t turns() const { return order_.size(); }
-  void write(const std::vector<float>& values) {
-    const auto& [name, first, last] = files_[file_];
-    if (!writer_) {
-      writer_ = std::make_shared<SafetensorsWriter>(str(dir_, "/", name),
-                                                    std::vector(tensors_.begin() + static_cast<std::ptrdiff_t>(first),
-                                                                tensors_.begin() + static_cast<std::ptrdiff_t>(last)));
-    }
-    writer_->write(values.data(), static_cast<std::int64_t>(values.size()));
-    if (static_cast<std::size_t>(order_[turn_++]) + 1 < last) return;
-    writer_->close();
-    checksums.insert(writer_->checksums().begin(), writer_->checksums().end());
-    writer_.reset();
-    ++file_;
-  }
-  std::map<std::string, std::string> checksums;
-
- private:
-  struct Named {
-    std::string name;
-    std::size_t first, last;
-  };
-  std::string dir_;
-  const std::vector<StoredTensor>& tensors_;
-  std::vector<Named> files_;
-  std::vector<std::int64_t> order_;
-  std::size_t file_ = 0, turn_ = 0;
-  std::shared_ptr<SafetensorsWriter> writer_;
-};
-
 }  // namespace
+
+ModelReader::ModelReader(const std::string& dir, const ModelConfig& config, const ParameterTable& table)
+    : files_(dir, "model") {
+  std::map<std::string, const StoredTensor*> given;
+  std::string missing, unexpected, wrong;
+  const auto add = [](std::string& list, const std::string& item) { list += (list.empty() ? "" : ", ") + item; };
+  for (const StoredTensor& tensor : files_.tensors()) {
+    const std::string full = full_name(tensor.name);
+    check_contents(is_mask(full) || given.emplace(full, &tensor).second, dir, ": holds ", full,
+                   " twice, with and without \"", prefix, "\"; keep one");
+  }
+  const auto head = config.tie_word_embeddings ? given.extract(head_name) : decltype(given)::node_type();
+  for (const Parameter& p : table.parameters) {
+    const auto found = given.extract(p.name);
+    if (found.empty()) {
+      add(missing, p.name);
+      continue;
+    }
+    const StoredTensor& tensor = *tensors_.emplace_back(found.mapped());
+    const StoredTensor expected{p.name, FileType::F32, p.shape};
+    if (tensor.shape != p.shape || !readable(tensor)) add(wrong, tensor.describe() + " for " + expected.describe());
+  }
+  for (const auto& [name, tensor] : given) add(unexpected, tensor->name);
+  check_contents(missing.empty() && unexpected.empty() && wrong.empty(), dir,
+                 ": its tensors are not those of its config.json", missing.empty() ? "" : "; missing: " + missing,
+                 unexpected.empty() ? "" : "; unexpected: " + unexpected,
+                 wrong.empty() ? "" : "; of another shape or type: " + wrong);
+  // The table of a tied model begins with the embedding.
+  if (head.empty() || (readable(*head.mapped()) && equal(files_, *tensors_.front(), *head.mapped()))) return;
+  warnings_.push_back(
+      dir +
+      ": lm_head.weight differs from transformer.wte.weight although config.json says tie_word_embeddings; it is not "
+      "used (set tie_word_embeddings to false to use it)");
+}
+
+void ModelReader::read(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const {
+  files_.read(*tensors_.at(parameter), first, count, out);
+}
 
 std::map<std::string, std::string> write_tensors(const std::string& dir, const std::string& stem,
                                                  const std::vector<StoredTensor>& tensors, const Gather& gather,
@@ -191,38 +111,53 @@ std::map<std::string, std::string> write_tensors(const std::string& dir, const s
   std::int64_t total = 0;
   for (const StoredTensor& t : tensors) total += t.bytes();
   // The smallest files of which no writer has more than one, where `limit` allows that.
-  const std::size_t ranks = std::min(static_cast<std::size_t>(group.size()), most_writers);
+  const auto ranks = static_cast<std::size_t>(group.size());
   std::int64_t low = std::min(limit, (total + group.size() - 1) / group.size()), high = limit;
   while (low < high) {
     const std::int64_t middle = low + (high - low) / 2;
-    if (split_files(tensors, stem, middle).size() <= ranks)
+    if (split_files(tensors, stem, middle).size() <= std::min(ranks, most_writers))
       high = middle;
     else
       low = middle + 1;
   }
   const auto files = split_files(tensors, stem, high);
-  std::vector<FileQueue> queues(static_cast<std::size_t>(group.size()), FileQueue(dir, tensors));
+  struct Turn {  // a tensor that a rank writes, and its file
+    std::int64_t tensor;
+    std::size_t file;
+  };
+  std::vector<std::vector<Turn>> turns(ranks);
   Json map = Json::object();
-  std::size_t first = 0, turns = 0;
+  std::int64_t tensor = 0;
   for (std::size_t f = 0; f < files.size(); ++f) {
     // Spread over the group: neighbours may share a machine.
-    FileQueue& queue = queues[files.size() < queues.size() ? f * queues.size() / files.size() : f % queues.size()];
-    queue.add(files[f].first, first, files[f].second.size());
-    first += files[f].second.size();
-    turns = std::max(turns, queue.turns());
-    for (const StoredTensor& t : files[f].second) map.set(t.name, files[f].first);
+    std::vector<Turn>& mine = turns[files.size() < ranks ? f * ranks / files.size() : f % ranks];
+    for (const StoredTensor& t : files[f].second) {
+      mine.push_back({tensor++, f});
+      map.set(t.name, files[f].first);
+    }
   }
-  FileQueue& mine = queues[static_cast<std::size_t>(group.rank())];
+  std::size_t most = 0;
+  for (const std::vector<Turn>& of_rank : turns) most = std::max(most, of_rank.size());
+
+  const std::vector<Turn>& mine = turns[static_cast<std::size_t>(group.rank())];
+  std::map<std::string, std::string> checksums;
+  std::optional<SafetensorsWriter> writer;
   std::exception_ptr failure;  // kept until the others have had their tensors
-  for (std::size_t turn = 0; turn < turns; ++turn) {
+  for (std::size_t turn = 0; turn < most; ++turn) {
     std::vector<std::int64_t> wanted;
-    wanted.reserve(queues.size());
-    for (const FileQueue& queue : queues) wanted.push_back(queue.tensor(turn));
-    const std::int64_t own = mine.tensor(turn);
-    std::vector<float> values(own < 0 ? 0 : static_cast<std::size_t>(tensors[static_cast<std::size_t>(own)].numel()));
+    for (const std::vector<Turn>& of_rank : turns) wanted.push_back(turn < of_rank.size() ? of_rank[turn].tensor : -1);
+    std::vector<float> values;
+    if (turn < mine.size())
+      values.resize(static_cast<std::size_t>(tensors[static_cast<std::size_t>(mine[turn].tensor)].numel()));
     gather(wanted, values.data());
+    if (turn >= mine.size() || failure) continue;
     try {
-      if (own >= 0 && !failure) mine.write(values);
+      const std::size_t file = mine[turn].file;
+      if (turn == 0 || mine[turn - 1].file != file) writer.emplace(dir + "/" + files[file].first, files[file].second);
+      writer->write(values.data(), std::ssize(values));
+      if (turn + 1 < mine.size() && mine[turn + 1].file == file) continue;
+      writer->close();
+      checksums.insert(writer->checksums().begin(), writer->checksums().end());
     } catch (const Error&) {
       failure = std::current_exception();
     }
@@ -235,7 +170,7 @@ std::map<std::string, std::string> write_tensors(const std::string& dir, const s
     index_json.set("weight_map", map);
     write_text(dir + "/" + stem + ".safetensors.index.json", index_json.dump(2) + "\n");
   }
-  return mine.checksums;
+  return checksums;
 }
 
 std::vector<StoredTensor> model_tensors(const ParameterTable& table, FileType type) {
@@ -247,13 +182,9 @@ std::vector<StoredTensor> model_tensors(const ParameterTable& table, FileType ty
 std::map<std::string, std::string> write_model(const std::string& dir, const ModelConfig& config,
                                                const ParameterTable& table, const Gather& gather, FileType type,
                                                Communicator& group, std::int64_t limit) {
-  check(type == FileType::F32 || type == FileType::BF16 || type == FileType::F16,
-        "a model is written as F32, BF16 or F16, not ", name_of(type));
   auto checksums = write_tensors(dir, "model", model_tensors(table, type), gather, group, limit);
   if (group.rank() == 0) {
-    write_text(dir + "/config.json", config_json(config, type == FileType::F32    ? "float32"
-                                                         : type == FileType::BF16 ? "bfloat16"
-                                                                                  : "float16"));
+    write_text(dir + "/config.json", config_json(config, type == FileType::BF16 ? "bfloat16" : "float32"));
   }
   return checksums;
 }

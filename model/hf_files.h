@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,22 +14,6 @@
 
 namespace onescale {
 
-// One safetensors file DIR/STEM.safetensors, or all that DIR/STEM.safetensors.index.json names, as one collection of
-// tensors.
-class SafetensorsSet {
- public:
-  SafetensorsSet(const std::string& dir, const std::string& stem);
-
-  using Entry = std::pair<const SafetensorsFile*, const StoredTensor*>;
-  const std::map<std::string, Entry>& entries() const { return entries_; }  // by name
-  Entry at(const std::string& name) const;                                  // throws when absent
-
- private:
-  std::string dir_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, Entry> entries_;
-};
-
 // Reading a model's weights. Names with and without "transformer." are accepted, the causal-mask buffers of old files
 // are ignored, F64, F32, F16 and BF16 are converted to float. lm_head.weight may be absent when the head is tied; one
 // that differs from wte.weight then is a warning. Throws naming every missing, unexpected or wrongly shaped tensor.
@@ -41,11 +24,11 @@ class ModelReader {
   // Elements [first, first + count) of the parameter at this position of the table.
   void read(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const;
   const std::vector<std::string>& warnings() const { return warnings_; }
-  const SafetensorsSet& files() const { return set_; }
+  const SafetensorsReader& files() const { return files_; }
 
  private:
-  SafetensorsSet set_;
-  std::vector<SafetensorsSet::Entry> entries_;  // in table order
+  SafetensorsReader files_;
+  std::vector<const StoredTensor*> tensors_;  // in table order
   std::vector<std::string> warnings_;
 };
 
@@ -54,25 +37,18 @@ class ModelReader {
 using Gather = std::function<void(const std::vector<std::int64_t>& wanted, float* out)>;
 
 inline constexpr std::int64_t max_file_bytes = 5'000'000'000;
-// Ranks that write at once; a reader holds a file of each open.
-inline constexpr std::size_t most_writers = 128;
-
-// The tensors in files of at most `limit` bytes (a larger tensor has a file of its own), in order: {file name, its
-// tensors}.
-std::vector<std::pair<std::string, std::vector<StoredTensor>>> split_files(const std::vector<StoredTensor>& tensors,
-                                                                           const std::string& stem, std::int64_t limit);
-// Writes the tensors as DIR/STEM*.safetensors with an index when there are several files. The files are dealt out over
-// the ranks of `group`, at most one a rank, and most_writers in all, unless `limit` asks for more; a rank has one
-// tensor at a time in memory. Files are on the disk when it returns; the directory itself is not synced. Returns the
-// checksums by name of the tensors that this rank wrote. Collective; a rank that cannot write throws Error after the
-// others have had their tensors from it.
+// Writes the tensors as DIR/STEM.safetensors, or as DIR/STEM-0000N-of-0000M.safetensors with an index: files of at most
+// `limit` bytes, where a larger tensor has one of its own. They are dealt out over the ranks of `group`, at most one a
+// rank, and 128 in all, unless `limit` asks for more; a rank has one tensor at a time in memory. Files are on the disk
+// when it returns; the directory itself is not synced. Returns the checksums by name of the tensors that this rank
+// wrote. Collective; a rank that cannot write throws Error after the others have had their tensors from it.
 std::map<std::string, std::string> write_tensors(const std::string& dir, const std::string& stem,
                                                  const std::vector<StoredTensor>& tensors, const Gather& gather,
                                                  Communicator& group, std::int64_t limit = max_file_bytes);
 
 // The tensors of a model's files, in table order.
 std::vector<StoredTensor> model_tensors(const ParameterTable& table, FileType type);
-// A directory that transformers loads: config.json, by rank 0, and the weights as F32, BF16 or F16, as write_tensors.
+// A directory that transformers loads: config.json, by rank 0, and the weights as F32 or BF16, as write_tensors.
 // DIR must exist and hold no model.
 std::map<std::string, std::string> write_model(const std::string& dir, const ModelConfig& config,
                                                const ParameterTable& table, const Gather& gather, FileType type,

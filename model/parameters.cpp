@@ -55,4 +55,8 @@ ParameterTable gpt_bigcode_table(const ModelConfig& config) {
   return table;
 }
 
+std::int64_t ModelConfig::parameters() const {
+  return gpt_bigcode_table(*this).numel();
+}
+
 }  // namespace onescale

@@ -24,6 +24,7 @@ struct StoredTensor {
   FileType type = FileType::F32;
   std::vector<std::int64_t> shape;
   std::int64_t offset = 0;  // of the first byte, from the start of the file; unused when writing
+  std::size_t file = 0;     // its number among those of a SafetensorsReader
 
   std::int64_t numel() const;
   std::int64_t bytes() const { return numel() * size_of(type); }
@@ -35,14 +36,16 @@ std::string checksum(const void* data, std::size_t bytes);
 
 // Reading. Throws DamagedFile for a file that is too short, holds no valid header, or whose tensors overlap, leave
 // holes or do not end where the file does.
-class SafetensorsFile {
+class SafetensorsReader {
  public:
-  explicit SafetensorsFile(const std::string& path);
+  explicit SafetensorsReader(const std::string& path);
+  // DIR/STEM.safetensors, or all files that DIR/STEM.safetensors.index.json names, as one collection of tensors.
+  SafetensorsReader(const std::string& dir, const std::string& stem);
 
-  const std::string& path() const { return file_.path(); }
-  const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the order of their bytes
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }  // file by file, in the order of their bytes
   const StoredTensor& at(const std::string& name) const;                 // throws when absent
   const StoredTensor* find(const std::string& name) const;               // nullptr when absent
+  const std::string& path(const StoredTensor& tensor) const { return files_[tensor.file].path(); }
 
   // Elements [first, first + count) in row-major order; T is float, double or int64_t. The first two take F64, F32, F16
   // and BF16, the last the integer types; another type is refused. F64 is rounded to float, everything else is exact.
@@ -52,9 +55,10 @@ class SafetensorsFile {
   std::string checksum(const StoredTensor& tensor) const;
 
  private:
-  void read_header();
+  void add(const std::string& path);
 
-  File file_;
+  std::string where_;  // the file, or the directory of several
+  std::vector<File> files_;
   std::vector<StoredTensor> tensors_;
   std::map<std::string, std::size_t> by_name_;
 };
@@ -70,7 +74,7 @@ class SafetensorsWriter {
 
   // The next bytes of the tensor whose turn it is.
   void write_bytes(const void* data, std::int64_t bytes);
-  // The next elements, rounded to nearest even in F16 and BF16.
+  // The next elements of a tensor of F32, or of BF16, to which they are rounded, to nearest even.
   void write(const float* values, std::int64_t count);
   // Throws unless every tensor is whole, then waits until the file is on the disk.
   void close();

@@ -1,19 +1,14 @@
 #include "train/checkpoint.h"
 
 #include <fcntl.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <functional>
 #include <sstream>
-#include <system_error>
 
+#include "model/parameters.h"
 #include "parallel/agreement.h"
 #include "parallel/json.h"
 
@@ -31,36 +26,27 @@ std::string step_name(std::int64_t step) {
   return text;
 }
 
-void check_system(const std::error_code& error, const fs::path& path, const char* what) {
-  check(!error, path.string(), ": ", what, ": ", error.message());
-}
-
 // Every directory step-NNN by its step.
 std::map<std::int64_t, fs::path> list_steps(const fs::path& root) {
   std::map<std::int64_t, fs::path> steps;
-  std::error_code error;
-  if (!fs::exists(root, error)) return steps;
-  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
+  if (!fs::exists(root)) return steps;
+  for (const fs::directory_entry& entry : fs::directory_iterator(root)) {
+    const std::string name = entry.path().filename().string();
     std::int64_t step = 0;
     const char* const last = name.data() + name.size();
-    if (!name.starts_with("step-") || std::from_chars(name.data() + 5, last, step).ptr != last) continue;
-    steps[step] = it->path();
+    if (name.starts_with("step-") && std::from_chars(name.data() + 5, last, step).ptr == last)
+      steps[step] = entry.path();
   }
-  check_system(error, root, "cannot be listed");
   return steps;
 }
 
+// What interrupted saves have left.
 void remove_temporaries(const fs::path& root) {
-  std::error_code error;
   std::vector<fs::path> stale;
-  for (const fs::directory_entry& entry : fs::directory_iterator(root, error)) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(root)) {
     if (entry.path().filename().string().starts_with(temporary)) stale.push_back(entry.path());
   }
-  for (const fs::path& path : stale) {
-    fs::remove_all(path, error);
-    check_system(error, path, "is left by an interrupted save and cannot be removed");
-  }
+  for (const fs::path& path : stale) fs::remove_all(path);
 }
 
 std::vector<StoredTensor> moment_tensors(const ParameterTable& table) {
@@ -71,48 +57,43 @@ std::vector<StoredTensor> moment_tensors(const ParameterTable& table) {
   return tensors;
 }
 
-void check_free_space(const fs::path& root, const CheckpointContents& contents) {
-  const double needed = 1e6 + static_cast<double>(contents.tokenizer.size()) +
-                        static_cast<double>(file_bytes(model_tensors(contents.table, FileType::F32))) +
-                        static_cast<double>(contents.exp_avg ? file_bytes(moment_tensors(contents.table)) : 0);
-  struct statvfs status {};
-  const bool known = statvfs(root.c_str(), &status) == 0;
-  check(known, root.string(), ": its free space cannot be found: ", std::strerror(errno));
-  const double free = static_cast<double>(status.f_bavail) * static_cast<double>(status.f_frsize);
+void check_free_space(const fs::path& root, const CheckpointContents& contents, const ParameterTable& table) {
+  std::int64_t bytes = 1'000'000 + std::ssize(contents.tokenizer) + file_bytes(model_tensors(table, FileType::F32));
+  if (!contents.moments.empty()) bytes += file_bytes(moment_tensors(table));
+  const double needed = static_cast<double>(bytes), free = static_cast<double>(fs::space(root).available);
   check(free >= needed, root.string(), ": ", free / 1e6, " MB are free, but the checkpoint of step ",
         contents.state.step, " needs ", needed / 1e6, " MB; free some space or lower keep_last");
 }
 
+constexpr std::pair<const char*, std::int64_t TrainerState::*> counts[] = {
+    {"step", &TrainerState::step},
+    {"samples", &TrainerState::samples},
+    {"bad_steps", &TrainerState::bad_steps},
+    {"skipped_steps", &TrainerState::skipped_steps},
+    {"clipped_steps", &TrainerState::clipped_steps}};
+
+// An object of texts.
+template <class Texts>
+Json texts_json(const Texts& texts) {
+  Json json = Json::object();
+  for (const auto& [name, value] : texts) json.set(name, value);
+  return json;
+}
+
 Json state_json(const TrainerState& s) {
-  Json json = Json::object(), options = Json::object();
-  json.set("step", s.step);
-  json.set("updates", s.updates);
-  json.set("samples", s.samples);
-  json.set("tokens_seen", s.tokens_seen);
-  json.set("bad_steps", s.bad_steps);
-  json.set("skipped_steps", s.skipped_steps);
-  json.set("clipped_steps", s.clipped_steps);
+  Json json = Json::object();
+  for (const auto& [name, member] : counts) json.set(name, s.*member);
   json.set("seconds", s.seconds);
   json.set("data_hash", s.data_hash);
-  json.set("seed", std::to_string(s.seed));  // 64 bits unsigned
-  for (const auto& [name, value] : s.options) options.set(name, value);
-  json.set("options", options);
+  json.set("options", texts_json(s.options));
   return json;
 }
 
 TrainerState read_state(const Json& json) {
   TrainerState s;
-  s.step = json.at("step").integer();
-  s.updates = json.at("updates").integer();
-  s.samples = json.at("samples").integer();
-  s.tokens_seen = json.at("tokens_seen").integer();
-  s.bad_steps = json.at("bad_steps").integer();
-  s.skipped_steps = json.at("skipped_steps").integer();
-  s.clipped_steps = json.at("clipped_steps").integer();
+  for (const auto& [name, member] : counts) s.*member = json.at(name).integer();
   s.seconds = json.at("seconds").number();
   s.data_hash = json.at("data_hash").string();
-  const std::string seed = json.at("seed").string();
-  std::from_chars(seed.data(), seed.data() + seed.size(), s.seed);
   const Json options = json.at("options");
   for (const std::string& name : options.keys()) s.options.emplace_back(name, options.at(name).string());
   return s;
@@ -121,7 +102,7 @@ TrainerState read_state(const Json& json) {
 // trainer.json: {"checksum": of the dump of "content", "content": {...}}.
 void write_trainer_json(const fs::path& dir, const TrainerState& state,
                         const std::map<std::string, std::string>& checksums) {
-  Json content = Json::object(), files = Json::object(), tensors = Json::object(), outer = Json::object();
+  Json content = Json::object(), files = Json::object(), outer = Json::object();
   for (const fs::directory_entry& entry : fs::directory_iterator(dir)) {
     Json file = Json::object();
     file.set("bytes", static_cast<std::int64_t>(entry.file_size()));
@@ -131,11 +112,10 @@ void write_trainer_json(const fs::path& dir, const TrainerState& state,
     }
     files.set(entry.path().filename().string(), file);
   }
-  for (const auto& [name, sum] : checksums) tensors.set(name, sum);
   content.set("format", format);
   content.set("state", state_json(state));
   content.set("files", files);
-  content.set("tensors", tensors);
+  content.set("tensors", texts_json(checksums));
   const std::string text = content.dump();
   outer.set("checksum", checksum(text.data(), text.size()));
   outer.set("content", content);
@@ -143,28 +123,22 @@ void write_trainer_json(const fs::path& dir, const TrainerState& state,
 }
 
 // All tensors, by all ranks; the checksums of all of them on every rank.
-std::map<std::string, std::string> write_files(const fs::path& dir, const CheckpointContents& c, Communicator& world) {
+std::map<std::string, std::string> write_files(const fs::path& dir, const CheckpointContents& c,
+                                               const ParameterTable& table, Communicator& world) {
   std::map<std::string, std::string> mine, all;
-  together(world, [&] { mine = write_model(dir.string(), c.config, c.table, c.weights, FileType::F32, world); });
-  if (c.exp_avg) {
-    const auto n = static_cast<std::int64_t>(c.table.parameters.size());
-    const Gather moments = [&](const std::vector<std::int64_t>& wanted, float* out) {
-      // Ranks may want tensors of both kinds in one turn.
-      std::vector<std::int64_t> first = wanted, second = wanted;
-      for (std::int64_t& i : first) i = i < n ? i : -1;
-      for (std::int64_t& i : second) i = i < n ? -1 : i - n;
-      const auto any = [](const std::vector<std::int64_t>& list) {
-        return std::any_of(list.begin(), list.end(), [](std::int64_t i) { return i >= 0; });
-      };
-      if (any(first)) c.exp_avg(first, out);
-      if (any(second)) c.exp_avg_sq(second, out);
-    };
-    together(world,
-             [&] { mine.merge(write_tensors(dir.string(), "optimizer", moment_tensors(c.table), moments, world)); });
-  }
-  Json sums = Json::object();
-  for (const auto& [name, sum] : mine) sums.set(name, sum);
-  for (const std::string& text : exchange_text(world, sums.dump())) {
+  const Gather moments = [&](const std::vector<std::int64_t>& wanted, float* out) {
+    const std::int64_t n = std::ssize(table.parameters);
+    for (std::int64_t kind = 0; kind < 2; ++kind) {  // ranks may want tensors of both in one turn
+      std::vector<std::int64_t> these = wanted;
+      for (std::int64_t& i : these) i = i >= 0 && i / n == kind ? i % n : -1;
+      if (*std::max_element(these.begin(), these.end()) >= 0) c.moments[static_cast<std::size_t>(kind)](these, out);
+    }
+  };
+  together(world, [&] { mine = write_model(dir.string(), c.config, table, c.weights, FileType::F32, world); });
+  together(world, [&] {
+    if (!c.moments.empty()) mine.merge(write_tensors(dir.string(), "optimizer", moment_tensors(table), moments, world));
+  });
+  for (const std::string& text : exchange_text(world, texts_json(mine).dump())) {
     const Json part = Json::parse(text, "a rank's checksums");
     for (const std::string& name : part.keys()) all[name] = part.at(name).string();
   }
@@ -174,18 +148,13 @@ std::map<std::string, std::string> write_files(const fs::path& dir, const Checkp
 // `dir` takes the name `target`. What had that name before is exchanged in the same instant where the file system can
 // do that.
 void publish(const fs::path& dir, const fs::path& target) {
-  if (fs::exists(target)) {
-    if (renameat2(AT_FDCWD, dir.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
-      fs::remove_all(dir);
-      return;
-    }
-    const fs::path old = dir.string() + "-replaced";
-    fs::rename(target, old);
+  fs::path old = dir;
+  if (renameat2(AT_FDCWD, dir.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0) {
+    old += "-replaced";
+    if (fs::exists(target)) fs::rename(target, old);
     fs::rename(dir, target);
-    fs::remove_all(old);
-    return;
   }
-  fs::rename(dir, target);
+  fs::remove_all(old);
 }
 
 }  // namespace
@@ -193,13 +162,13 @@ void publish(const fs::path& dir, const fs::path& target) {
 std::string save_checkpoint(const std::string& run_dir, const CheckpointContents& contents, Communicator& world) {
   const fs::path root = fs::path(run_dir) / "checkpoints", target = root / step_name(contents.state.step);
   const fs::path dir = root / (temporary + step_name(contents.state.step));
-  const auto cannot = [&](const std::exception& e) { return str(target.string(), ": cannot be saved: ", e.what()); };
-  const auto with_root = [&](const std::function<void()>& work) {
+  const ParameterTable table = gpt_bigcode_table(contents.config);
+  const auto with_root = [&](const auto& work) {
     on_root(world, [&] {
       try {
         work();
       } catch (const fs::filesystem_error& e) {
-        throw Error(cannot(e));
+        throw Error(str(target.string(), ": cannot be saved: ", e.what()));
       }
     });
   };
@@ -207,10 +176,10 @@ std::string save_checkpoint(const std::string& run_dir, const CheckpointContents
     with_root([&] {
       if (fs::create_directories(root)) sync_directory(run_dir);
       remove_temporaries(root);
-      check_free_space(root, contents);
+      check_free_space(root, contents, table);
       fs::create_directory(dir);
     });
-    const std::map<std::string, std::string> checksums = write_files(dir, contents, world);
+    const std::map<std::string, std::string> checksums = write_files(dir, contents, table, world);
     with_root([&] {
       if (!contents.tokenizer.empty()) write_text((dir / "tokenizer.model").string(), contents.tokenizer);
       write_trainer_json(dir, contents.state, checksums);
@@ -270,15 +239,18 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
   } catch (const Error& e) {
     throw DamagedFile(e.what());
   }
-  config_ = read_config(path);
-  table_ = gpt_bigcode_table(config_);
-  model_.emplace(path, config_, table_);
-  if (checksums_.size() == table_.parameters.size()) return;
-  moments_.emplace(path, "optimizer");
-  for (const StoredTensor& wanted : moment_tensors(table_)) {
-    const auto [file, tensor] = moments_->at(wanted.name);
-    check_contents(tensor->shape == wanted.shape, file->path(), ": holds ", tensor->describe(), " for ",
-                   wanted.describe());
+  table_ = gpt_bigcode_table(read_config(path));
+  std::vector<StoredTensor> expected = model_tensors(table_, FileType::F32);
+  model_.emplace(path, "model");
+  if (checksums_.size() > expected.size()) {
+    moments_.emplace(path, "optimizer");
+    for (StoredTensor& moment : moment_tensors(table_)) expected.push_back(std::move(moment));
+  }
+  for (const StoredTensor& wanted : expected) {
+    const SafetensorsReader& reader = files(wanted.name);
+    const StoredTensor& found = reader.at(wanted.name);
+    check_contents(found.type == wanted.type && found.shape == wanted.shape, reader.path(found), ": holds ",
+                   found.describe(), " for ", wanted.describe());
   }
 }
 
@@ -286,36 +258,20 @@ void Checkpoint::verify(std::int64_t part, std::int64_t parts) const {
   std::int64_t index = 0;
   for (const auto& [name, expected] : checksums_) {
     if (index++ % parts != part) continue;
-    const auto [file, tensor] = name.starts_with("exp_avg") ? moments_->at(name) : model_->files().at(name);
-    const std::string sum = file->checksum(*tensor);
-    check_contents(sum == expected, file->path(), ": tensor ", name, " has the checksum ", sum, " instead of ",
+    const StoredTensor& stored = files(name).at(name);
+    const std::string sum = files(name).checksum(stored);
+    check_contents(sum == expected, files(name).path(stored), ": tensor ", name, " has the checksum ", sum, " instead of ",
                    expected);
   }
 }
 
-void Checkpoint::read_weights(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const {
-  model_->read(parameter, first, count, out);
-}
-
-void Checkpoint::read_moment(const char* prefix, std::size_t parameter, std::int64_t first, std::int64_t count,
-                             float* out) const {
-  check(has_moments(), path_, ": holds no optimizer state; it was saved by a run with another optimizer");
-  const auto [file, tensor] = moments_->at(prefix + table_.parameters.at(parameter).name);
-  file->read(*tensor, first, count, out);
-}
-
-void Checkpoint::read_exp_avg(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const {
-  read_moment("exp_avg.", parameter, first, count, out);
-}
-
-void Checkpoint::read_exp_avg_sq(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const {
-  read_moment("exp_avg_sq.", parameter, first, count, out);
-}
-
-std::string Checkpoint::tokenizer() const {
-  const std::string name = path_ + "/tokenizer.model";
-  std::error_code ignored;
-  return fs::exists(name, ignored) ? read_text(name) : "";
+FetchRange Checkpoint::values(const std::string& prefix) const {
+  check(prefix.empty() || has_moments(), path_,
+        ": holds no optimizer state; it was saved by a run with another optimizer");
+  return [this, prefix](std::size_t parameter, std::int64_t first, std::int64_t count, float* out) {
+    const std::string name = prefix + table_.parameters.at(parameter).name;
+    files(name).read(files(name).at(name), first, count, out);
+  };
 }
 
 FoundCheckpoint find_checkpoint(const std::string& run_dir, Communicator& world) {

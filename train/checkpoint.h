@@ -3,40 +3,31 @@
 // written last and holds the size and checksum of everything else: a directory without a valid one is no checkpoint.
 #pragma once
 
-#include <cstdint>
-#include <limits>
 #include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "model/config.h"
 #include "model/hf_files.h"
-#include "model/parameters.h"
+#include "train/model_weights.h"
 
 namespace onescale {
 
 struct TrainerState {
-  std::int64_t step = 0;         // steps done
-  std::int64_t updates = 0;      // weight updates done: Adam's count
-  std::int64_t samples = 0;      // position in the data: rows consumed
-  std::int64_t tokens_seen = 0;  // good tokens
-  std::int64_t bad_steps = 0;    // non-finite steps in a row, up to now
+  std::int64_t step = 0;       // steps done
+  std::int64_t samples = 0;    // position in the data: rows consumed
+  std::int64_t bad_steps = 0;  // non-finite steps in a row, up to now
   std::int64_t skipped_steps = 0, clipped_steps = 0;
-  double seconds = 0;  // of training so far
-  std::uint64_t seed = 0;
+  double seconds = 0;     // of training so far
   std::string data_hash;  // of the training data, so that a resume notices other data under the same name
-  std::vector<std::pair<std::string, std::string>>
-      options;  // flat names and values of the run, to list what a resume changes
+  std::vector<std::pair<std::string, std::string>> options;  // names and values, to list what a resume changes
+
+  std::int64_t updates() const { return step - skipped_steps; }  // of the weights: Adam's count
 };
 
 struct CheckpointContents {
   TrainerState state;
   ModelConfig config;
-  const ParameterTable& table;
-  Gather weights;              // whole logical tensors, by position in the table
-  Gather exp_avg, exp_avg_sq;  // both empty for SGD
-  std::string tokenizer;       // bytes of tokenizer.model; empty for none
+  Gather weights;               // whole logical tensors, by position in the table
+  std::vector<Gather> moments;  // exp_avg and exp_avg_sq, or none for SGD
+  std::string tokenizer;        // bytes of tokenizer.model; empty for none
 };
 
 // Writes the checkpoint and returns its path. Free space is checked first; everything goes to a temporary sibling that
@@ -60,29 +51,25 @@ class Checkpoint {
 
   const std::string& path() const { return path_; }
   const TrainerState& state() const { return state_; }
-  const ModelConfig& config() const { return config_; }
-  const ParameterTable& table() const { return table_; }
   bool has_moments() const { return moments_.has_value(); }
 
   // Every `parts`-th tensor from `part` on, so that ranks can share the work.
   void verify(std::int64_t part = 0, std::int64_t parts = 1) const;
 
-  // Elements [first, first + count) of a parameter, or of its moments.
-  void read_weights(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const;
-  void read_exp_avg(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const;
-  void read_exp_avg_sq(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const;
-  std::string tokenizer() const;  // bytes of tokenizer.model; empty when there is none
+  // Values by position in the table, of the weights (""), or of the moments "exp_avg." or "exp_avg_sq."; they refer to
+  // this object.
+  FetchRange values(const std::string& prefix) const;
 
  private:
-  void read_moment(const char* prefix, std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const;
+  const SafetensorsReader& files(const std::string& name) const {  // that hold this tensor
+    return *(name.starts_with("exp_avg") ? moments_ : model_);
+  }
 
   std::string path_;
   TrainerState state_;
-  ModelConfig config_;
   ParameterTable table_;
-  std::map<std::string, std::string> checksums_;
-  std::optional<ModelReader> model_;
-  std::optional<SafetensorsSet> moments_;
+  std::map<std::string, std::string> checksums_;  // by tensor
+  std::optional<SafetensorsReader> model_, moments_;
 };
 
 // What a run resumes from: the newest checkpoint that is complete and whose checksums agree; empty when the run has
@@ -93,7 +80,6 @@ struct FoundCheckpoint {
   std::optional<Checkpoint> checkpoint;
   std::vector<std::string> warnings;
 };
-//
 // Collective: rank 0 lists them, each rank verifies its share of the tensors, and all agree.
 FoundCheckpoint find_checkpoint(const std::string& run_dir, Communicator& world);
 

@@ -1,3 +1,4 @@
+// The loss on held-out text, and `onescale eval`: loss, perplexity and bits per byte of a model on prepared data.
 #include "train/evaluate.h"
 
 #include <algorithm>
@@ -5,6 +6,10 @@
 #include <iomanip>
 #include <limits>
 #include <sstream>
+
+#include "kernels/error.h"
+#include "train/commands.h"
+#include "train/session.h"
 
 namespace onescale {
 
@@ -41,7 +46,7 @@ void Evaluator::add(const Batch& batch) {
   std::vector<std::int32_t> ids = batch.ids, labels = batch.labels;
   ids.resize(static_cast<std::size_t>(micro_batch_ * seq_len_), 0);
   labels.resize(ids.size(), ignored_label);
-  model_.forward(sum_, {}, {ids.data(), labels.data()}, weights_.units());
+  model_.forward(sum_, {ids.data(), labels.data()}, weights_.units());
 }
 
 EvalResult Evaluator::run(Batches& batches, const Tokenizer* tokenizer, std::int64_t samples,
@@ -72,6 +77,40 @@ EvalResult Evaluator::run(Batches& batches, const Tokenizer* tokenizer, std::int
 
 void Evaluator::run_empty() {
   add({});
+}
+
+int eval_command(const Options& options) {
+  const ModelSource source(options.model);
+  const std::optional<Tokenizer> tokenizer = source.tokenizer();
+  Vocabulary vocabulary;
+  vocabulary.size = source.config().vocab_size;
+  if (tokenizer) vocabulary.hash = tokenizer->hash();
+  const Dataset dataset(options.data, options.split, vocabulary);
+  const std::int64_t T = options.seq_len ? options.seq_len : source.config().n_positions;
+  Batches batches(dataset, T, 0, SampleOrder::sequential);
+
+  ZeroSettings whole;
+  whole.dtype = parse_dtype(options.dtype);
+  const std::int64_t B = options.micro_batch;
+  const auto make = [&](Device& device, Mesh& mesh) {
+    return GptBigCode(device, mesh, source.config(), SpMode::ulysses, B, T, whole.dtype, Recompute::none, false);
+  };
+  const std::unique_ptr<Mesh> mesh = Mesh::single();
+  const std::unique_ptr<Device> device = planned_device(options, mesh->layout, [&](Device& dry, Mesh& groups) {
+    ModelWeights weights(dry, groups, source.config(), whole);
+    GptBigCode model = make(dry, groups);
+    Evaluator(weights, model, B, T).run_empty();
+  });
+  ModelWeights weights(*device, *mesh, source.config(), whole);
+  weights.load(source.fetch());
+  GptBigCode model = make(*device, *mesh);
+  const EvalResult result =
+      Evaluator(weights, model, B, T).run(batches, tokenizer ? &*tokenizer : nullptr, options.eval_rows, [] {
+        return false;
+      });
+  check(std::isfinite(result.loss_sum), source.dir(), ": the loss is ", result.loss(), "; its weights are damaged");
+  std::printf("%s on %s: %s\n", source.dir().c_str(), dataset.describe().c_str(), result.text().c_str());
+  return 0;
 }
 
 }  // namespace onescale

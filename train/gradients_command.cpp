@@ -13,14 +13,14 @@ namespace onescale {
 namespace {
 
 // The ids below vocab_size of a tensor, or `ignored`.
-std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const StoredTensor& tensor, std::int64_t vocab_size,
+std::vector<std::int32_t> read_ids(const SafetensorsReader& file, const StoredTensor& tensor, std::int64_t vocab_size,
                                    std::int64_t ignored) {
   std::vector<std::int64_t> wide(static_cast<std::size_t>(tensor.numel()));
   file.read(tensor, 0, tensor.numel(), wide.data());
   std::vector<std::int32_t> ids(wide.size());
   for (std::size_t i = 0; i < wide.size(); ++i) {
     ids[i] = static_cast<std::int32_t>(wide[i]);
-    check((wide[i] >= 0 && wide[i] < vocab_size) || wide[i] == ignored, file.path(), ": ", tensor.name, " holds ",
+    check((wide[i] >= 0 && wide[i] < vocab_size) || wide[i] == ignored, file.path(tensor), ": ", tensor.name, " holds ",
           wide[i], " at element ", i, ", which is no id below vocab_size ", vocab_size,
           ignored < 0 ? " nor -100 (ignored)" : "", "; write the file with the model's tokenizer");
   }
@@ -30,7 +30,7 @@ std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const StoredTens
 }  // namespace
 
 HostBatch read_batch(const std::string& path, const ModelConfig& config) {
-  const SafetensorsFile file(path);
+  const SafetensorsReader file(path);
   const StoredTensor& ids = file.at("input_ids");
   const StoredTensor& labels = file.at("labels");
   check(ids.shape.size() == 2 && ids.shape == labels.shape, path,
@@ -45,7 +45,7 @@ HostBatch read_batch(const std::string& path, const ModelConfig& config) {
 int gradients_command(const Options& options, World& world) {
   Communicator& all = world.communicator();
   world.check_same("program or options", identity(options));
-  const Layout layout = make_layout(all.size(), all.rank(), static_cast<int>(options.sp), static_cast<int>(options.tp));
+  const Layout layout = layout_of(options, all);
   const ModelSource source(options.model);
   ModelConfig config = source.config();
   config.embd_pdrop = config.resid_pdrop = config.attn_pdrop = 0;
@@ -62,13 +62,12 @@ int gradients_command(const Options& options, World& world) {
   if (settings.micro_batch == 0) settings.micro_batch = rows;
   check_batch(batch.rows, settings.micro_batch, layout);
   settings.optimizer.adamw = false;
-  settings.clip_norm = 0;
   const std::unique_ptr<Device> device = planned_device(of_rank(options, all), layout, [&](Device& dry, Mesh& groups) {
     ModelWeights weights(dry, groups, config, settings.zero);
-    Step(weights, settings).run_empty(rows / settings.micro_batch);
+    Step step(weights, settings);
+    step.run_empty(rows / settings.micro_batch);
     if (options.logits)
-      Decoder(dry, groups, config, T, settings.zero.dtype)
-          .append(std::span(batch.ids).first(static_cast<std::size_t>(T)), weights.units());
+      Decoder(step.model(), T).append(std::span(batch.ids).first(static_cast<std::size_t>(T)), weights.units());
   });
   Mesh mesh(all, layout);
   ModelWeights weights(*device, mesh, config, settings.zero);
@@ -99,7 +98,7 @@ int gradients_command(const Options& options, World& world) {
     on_root(all, [&] { writer->write(gradient.data(), static_cast<std::int64_t>(gradient.size())); });
   }
   if (options.logits) {
-    Decoder decoder(*device, mesh, config, T, settings.zero.dtype);
+    Decoder decoder(step.model(), T);
     for (std::int64_t i = 0; i < batch.rows * T; ++i) {
       if (i % T == 0) decoder.reset();
       const std::vector<float>& logits =

@@ -2,26 +2,18 @@
 
 #include <cstdint>
 #include <numeric>
-#include <vector>
 
 #include "kernels/error.h"
 
 namespace onescale {
 namespace {
 
-std::string listed(const std::vector<std::int64_t>& values) {  // "1, 2 or 4"
-  std::string out;
-  for (std::size_t i = 0; i < values.size(); ++i)
-    out += str(i == 0 ? "" : i + 1 == values.size() ? " or " : ", ", values[i]);
-  return out;
-}
-
-std::string divisors(std::int64_t n) {
-  std::vector<std::int64_t> all;
-  for (std::int64_t d = 1; d <= n; ++d) {
-    if (n % d == 0) all.push_back(d);
+std::string divisors(std::int64_t n) {  // "1, 2 or 4"
+  std::string out = "1";
+  for (std::int64_t d = 2; d <= n; ++d) {
+    if (n % d == 0) out += str(d == n ? " or " : ", ", d);
   }
-  return listed(all);
+  return out;
 }
 
 // "the nearest that fit are 96 and 128": the multiples of `unit` around n, which is none.
@@ -57,7 +49,7 @@ void check_batch(std::int64_t global_batch, std::int64_t micro_batch, const Layo
   check_usage(global_batch % dp == 0, "global_batch is ", global_batch, ", no multiple of dp ", dp, "; ",
               nearest_multiples(global_batch, dp));
   check_usage(rows % micro_batch == 0, "micro_batch is ", micro_batch, ", which does not divide global_batch ",
-              global_batch, " / dp ", dp, " = ", rows, "; it may be ", divisors(rows));
+              global_batch, dp == 1 ? "" : str(" / dp ", dp, " = ", rows), "; it may be ", divisors(rows));
 }
 
 }  // namespace onescale

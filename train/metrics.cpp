@@ -35,6 +35,12 @@ std::string format(const char* pattern, Args... args) {
 
 }  // namespace
 
+Json json_object(std::initializer_list<std::pair<const char*, Json::Scalar>> fields) {
+  Json json = Json::object();
+  for (const auto& [name, value] : fields) json.set(name, value);
+  return json;
+}
+
 MetricsFile::MetricsFile(const std::string& dir, std::int64_t next_step) : path_(dir + "/metrics.jsonl") {
   std::ifstream in(path_, std::ios::binary);
   std::string kept;
@@ -74,12 +80,11 @@ std::string progress_text(const Progress& p) {
              " left");
 }
 
-Log::Log(const std::string& dir, bool terminal, std::int64_t log_every, std::FILE* out)
+Log::Log(const std::string& dir, bool terminal, std::FILE* out)
     : path_(dir + "/log.txt"),
       file_(dir.empty() ? std::ofstream() : append_to(path_)),
       out_(out),
-      terminal_(terminal),
-      log_every_(log_every) {}
+      terminal_(terminal) {}
 
 Log::~Log() {
   if (shown_) std::fputs("\n", out_);
@@ -93,9 +98,7 @@ void Log::line(const std::string& text) {
   record(text);
 }
 
-void Log::progress(const Progress& progress) {
-  const std::string text = progress_text(progress);
-  const bool due = progress.step % log_every_ == 0 || progress.step == progress.steps;
+void Log::progress(const std::string& text, bool due) {
   if (!terminal_) {
     if (due) line(text);
     return;

@@ -4,11 +4,16 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <initializer_list>
 #include <string>
+#include <utility>
 
 #include "parallel/json.h"
 
 namespace onescale {
+
+// A JSON object of these fields.
+Json json_object(std::initializer_list<std::pair<const char*, Json::Scalar>> fields);
 
 // DIR/metrics.jsonl, one object a line, written through at once; every object has an integer "step". Opening for a
 // resume at `next_step` drops every line of that step or a later one and a last line cut off by a kill (the file is
@@ -35,16 +40,16 @@ std::string progress_text(const Progress& progress);
 std::string duration_text(double seconds);  // "42s", "1m 05s", "2h 03m"
 
 // Lines of standard output and of DIR/log.txt (which gets a time before each). On a terminal the progress line is
-// rewritten in place; elsewhere every log_every-th step and the last one are printed as lines.
+// rewritten in place; elsewhere one that is due is printed as a line.
 class Log {
  public:
   // dir "": standard output alone. terminal: usually isatty(1).
-  Log(const std::string& dir, bool terminal, std::int64_t log_every, std::FILE* out = stdout);
+  Log(const std::string& dir, bool terminal, std::FILE* out = stdout);
   ~Log();
   Log(const Log&) = delete;  // ends its line once
   Log& operator=(const Log&) = delete;
   void line(const std::string& text);
-  void progress(const Progress& progress);
+  void progress(const std::string& text, bool due);
 
  private:
   void record(const std::string& text);
@@ -52,7 +57,6 @@ class Log {
   std::ofstream file_;
   std::FILE* out_;
   bool terminal_, shown_ = false;
-  std::int64_t log_every_;
 };
 
 }  // namespace onescale

@@ -10,7 +10,6 @@ ModelWeights::ModelWeights(Device& device, Mesh& mesh, const ModelConfig& config
     : dev_(device),
       mesh_(mesh),
       config_(config),
-      zero_(zero),
       place_(gpt_bigcode_table(config), mesh.layout),
       assembly_(mesh, place_),
       units_(make_weights(device, mesh, place_, zero)) {}

@@ -25,12 +25,16 @@ class ModelWeights {
   Assembly::Source source() {
     return [this](int unit) { return units_->master(unit); };
   }
+  // Whole tensors, assembled from a source over these units.
+  Gather whole(const Assembly::Source& source) const {
+    return
+        [this, source](const std::vector<std::int64_t>& wanted, float* out) { assembly_.gather(wanted, source, out); };
+  }
 
   const ModelConfig& config() const { return config_; }
   const ParameterTable& table() const { return place_.slices.whole(); }
   const Placement& place() const { return place_; }
   const Assembly& assembly() const { return assembly_; }
-  const ZeroSettings& zero() const { return zero_; }
   Weights& units() { return *units_; }
   Device& device() { return dev_; }
   Mesh& mesh() { return mesh_; }
@@ -41,7 +45,6 @@ class ModelWeights {
   Device& dev_;
   Mesh& mesh_;
   ModelConfig config_;
-  ZeroSettings zero_;
   Placement place_;
   Assembly assembly_;
   std::unique_ptr<Weights> units_;

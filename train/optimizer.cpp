@@ -1,16 +1,13 @@
 #include "train/optimizer.h"
 
-#include <algorithm>
-
 namespace onescale {
 
 Optimizer::Optimizer(Device& device, const Placement& place, Weights& weights, const OptimizerSettings& settings)
     : dev_(device), place_(place), settings_(settings) {
   for (int unit = 0; settings.adamw && unit < place.units(); ++unit) {
     const Owned master = weights.master(unit);
-    m_.push_back(device.allocate(Kind::optimizer, DType::float32, {master.data.numel()}));
-    v_.push_back(device.allocate(Kind::optimizer, DType::float32, {master.data.numel()}));
-    begin_.push_back(master.begin);
+    for (std::vector<Owned>& moment : moments_)
+      moment.push_back({device.allocate(Kind::optimizer, DType::float32, {master.data.numel()}), master.begin});
   }
 }
 
@@ -22,14 +19,13 @@ void Optimizer::update(Weights& weights, Gradients& gradients, double lr, double
     const Tensor compute = weights.compute(unit);
     for (std::size_t i = place_.flat.first_parameter[u]; i < place_.flat.first_parameter[u + 1]; ++i) {
       const Parameter& p = place_.table().parameters[i];
-      const std::int64_t offset = place_.flat.offset[i] - master.begin;
-      const std::int64_t begin = std::max(offset, std::int64_t{0});
-      const std::int64_t end = std::min(offset + place_.slices.real(i), master.data.numel());
-      if (begin >= end) continue;
-      const auto part = [&](Tensor t) { return t.empty() ? t : t.slice(0, begin, end); };
+      const std::int64_t begin = place_.flat.offset[i], end = begin + place_.slices.real(i);
+      const auto part = [&](Tensor t) { return t.empty() ? t : Owned{t, master.begin}.part(begin, end); };
+      if (part(master.data).empty()) continue;
       const float decay = p.decay ? settings_.weight_decay : 0.0f;
       if (settings_.adamw) {
-        dev_.adamw(part(master.data), part(m_[u]), part(v_[u]), part(gradient.data), part(compute),
+        dev_.adamw(part(master.data), part(moments(0, unit).data), part(moments(1, unit).data), part(gradient.data),
+                   part(compute),
                    {static_cast<float>(lr), settings_.beta1, settings_.beta2, settings_.eps, decay, updates_,
                     static_cast<float>(gradient_scale)});
       } else {

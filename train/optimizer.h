@@ -1,7 +1,7 @@
 // AdamW and SGD over the owned parts of all units.
 #pragma once
 
-#include <string>
+#include <array>
 
 #include "parallel/zero.h"
 
@@ -23,9 +23,8 @@ class Optimizer {
 
   bool has_moments() const { return settings_.adamw; }
   // The owned part of a unit's first (0) or second (1) moments.
-  Owned moments(int which, int unit) const {
-    const auto u = static_cast<std::size_t>(unit);
-    return {(which == 0 ? m_ : v_)[u], begin_[u]};
+  const Owned& moments(int which, int unit) const {
+    return moments_[static_cast<std::size_t>(which)][static_cast<std::size_t>(unit)];
   }
   std::int64_t updates() const { return updates_; }  // Adam's own count
   void set_updates(std::int64_t updates) { updates_ = updates; }
@@ -34,8 +33,7 @@ class Optimizer {
   Device& dev_;
   const Placement& place_;
   OptimizerSettings settings_;
-  std::vector<Tensor> m_, v_;
-  std::vector<std::int64_t> begin_;
+  std::array<std::vector<Owned>, 2> moments_;  // by unit
   std::int64_t updates_ = 0;
 };
 

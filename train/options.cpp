@@ -5,14 +5,13 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <iomanip>
 #include <map>
 #include <numeric>
-#include <sstream>
 #include <type_traits>
 
 #include "kernels/error.h"
 #include "parallel/file.h"
+#include "parallel/json.h"
 
 namespace onescale {
 namespace {
@@ -52,26 +51,23 @@ std::string show(double value, bool toml) {  // the shortest that reads back equ
   return toml && whole ? text + ".0" : text;
 }
 std::string show(const std::string& text, bool toml) {
-  if (!toml) return text;
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      out += str("\\u", std::hex, std::setfill('0'), std::setw(4), +byte);
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
+  Json list = Json::array();  // strings of JSON are TOML's
+  list.push(text);
+  const std::string quoted = list.dump();
+  return toml ? quoted.substr(1, quoted.size() - 2) : text;
 }
 std::string show(const List& texts, bool) {
   std::string out;
   for (const std::string& text : texts) out += (out.empty() ? "" : ", ") + show(text, true);
   return "[" + out + "]";
+}
+
+// "a whole number >= 1", "true or false", ...
+std::string expected(const Option& option) {
+  if (option.is<bool>()) return "true or false";
+  if (option.is<std::string>()) return *option.choices ? str("one of ", option.choices) : "one text";
+  return str(option.is<std::int64_t>() ? "a whole number >= " : "a number >= ", show(option.min, false),
+             std::isinf(option.max) ? "" : " and <= " + show(option.max, false));
 }
 
 // A size's own options are left out where the model's directory decides.
@@ -135,13 +131,6 @@ std::string text_of(const Options& options, const Option& option, bool toml) {
   return std::visit([&](auto member) { return show(options.*member, toml); }, option.member);
 }
 
-std::string expected(const Option& option) {
-  if (option.is<bool>()) return "true or false";
-  if (option.is<std::string>()) return *option.choices ? str("one of ", option.choices) : "one text";
-  return str(option.is<std::int64_t>() ? "a whole number >= " : "a number >= ", show(option.min, false),
-             std::isinf(option.max) ? "" : " and <= " + show(option.max, false));
-}
-
 std::string nearest(const std::string& name, const std::vector<std::string>& names) {
   const auto distance = [&](const std::string& other) {  // Levenshtein (1966), one row of the table at a time
     std::vector<std::size_t> row(other.size() + 1);
@@ -171,15 +160,6 @@ void check_options(const Options& o) {
                 ", which has its own: leave one of them out");
   }
   check_usage(o.micro_batch > 0 || o.command == "gradients", program, "micro_batch is 0: give a number >= 1");
-  if (find_option("global_batch")->belongs(o.letter) && o.global_batch % o.micro_batch != 0) {
-    std::int64_t below = o.micro_batch, above = o.micro_batch;
-    while (o.global_batch % below != 0) --below;
-    while (above < o.global_batch && o.global_batch % above != 0) ++above;
-    throw UsageError(str(program, "micro_batch is ", o.micro_batch, ", which does not divide global_batch ",
-                         o.global_batch,
-                         above > o.global_batch ? str(": the nearest that does is ", below)
-                                                : str(": the nearest that do are ", below, " and ", above)));
-  }
   if (o.command == "train") {
     check_usage(o.schedule == "constant" || o.min_lr <= o.lr, program, "min_lr is ", o.min_lr, ", above lr ", o.lr,
                 ": lower min_lr or raise lr");

@@ -140,8 +140,7 @@ Options defaults(const Command& command);
 // Sets one option from its texts; `where` begins the sentence of an error: "run.toml:3", "command line".
 void set_option(Options& options, const Option& option, const std::vector<std::string>& texts,
                 const std::string& where);
-std::string text_of(const Options& options, const Option& option, bool toml);  // as typed, or as a TOML value
-std::string expected(const Option& option);  // "a whole number >= 1", "true or false", ...
+std::string text_of(const Options& options, const Option& option, bool toml);         // as typed, or as a TOML value
 std::string nearest(const std::string& name, const std::vector<std::string>& names);  // by edit distance
 // What one value by itself does not show: options that must be given, batches that divide, schedules that fit.
 void check_options(const Options& options);

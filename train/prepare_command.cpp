@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <iomanip>
 
 #include "data/prepare.h"
 #include "data/tokenizer.h"
@@ -29,26 +30,25 @@ int prepare_command(const Options& options) {
   prepare_options.seed = static_cast<std::uint64_t>(options.seed);
   prepare_options.threads = static_cast<int>(options.threads);
   prepare_options.shard_tokens = options.shard_tokens;
-  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  Log log("", isatty(STDOUT_FILENO) != 0);
   double last_line = 0;
   const char* last_phase = nullptr;
-  const StopSignals signals;
+  catch_stop_signals();
   prepare_options.progress = [&](const PrepareProgress& p) {
-    check(signals.received() == 0, "stopped by a signal; nothing is kept of ", options.out);
-    const bool new_phase = p.phase != last_phase, done = p.bytes >= p.total_bytes;
+    check(stop_signal() == 0, "stopped by a signal; nothing is kept of ", options.out);
     // Off a terminal a line every ten seconds is enough.
-    if (!terminal && !new_phase && !done && p.seconds < last_line + 10) return;
-    if (terminal && new_phase && last_phase) std::fputc('\n', stdout);
+    const bool due = p.phase != last_phase || p.seconds >= last_line + 10;
+    if (due) last_line = p.seconds;
     last_phase = p.phase;
-    last_line = p.seconds;
-    std::printf("%s%s: %.1f of %.1f MB, %.1f MB/s, %lld tokens, %s left%s", terminal ? "\r\033[K" : "", p.phase,
-                static_cast<double>(p.bytes) / 1e6, static_cast<double>(p.total_bytes) / 1e6,
-                p.bytes_per_second() / 1e6, static_cast<long long>(p.tokens), duration_text(p.seconds_left()).c_str(),
-                terminal ? "" : "\n");
-    std::fflush(stdout);
+    const std::string text = str(p.phase, ": ", std::fixed, std::setprecision(1), static_cast<double>(p.bytes) / 1e6,
+                                 " of ", static_cast<double>(p.total_bytes) / 1e6, " MB, ", p.bytes_per_second() / 1e6,
+                                 " MB/s, ", p.tokens, " tokens, ", duration_text(p.seconds_left()), " left");
+    if (p.bytes < p.total_bytes)
+      log.progress(text, due);
+    else
+      log.line(text);
   };
   const PrepareSummary summary = prepare(prepare_options);
-  if (terminal && last_phase) std::fputc('\n', stdout);
   const auto line = [](const char* name, const SplitSummary& s) {
     std::printf(
         "%-6s %lld documents, %.2f MB, %lld tokens (%.2f bytes a token) in %lld shards; fill-in-the-middle: %lld PSM, "

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <iomanip>
@@ -12,32 +11,28 @@
 
 #include "kernels/error.h"
 #include "model/parameters.h"
-#include "parallel/agreement.h"
 
 namespace onescale {
 
-namespace {
-
-std::string affinity() {  // of this process, as text
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  sched_getaffinity(0, sizeof set, &set);
-  std::string text;
-  for (std::size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) text += CPU_ISSET(cpu, &set) ? str(cpu, ",") : "";
-  return text;
-}
-
-}  // namespace
-
 Options of_rank(Options options, Communicator& world) {
   if (options.threads > 0 || options.device == "cuda" || world.size() == 1) return options;
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
   // Ranks that the launcher has bound to CPUs of their own keep them; others share.
-  const std::string mine = str(name.data(), " ", affinity());
-  const std::vector<std::string> all = exchange_text(world, mine);
-  options.threads = std::max<std::int64_t>(1, available_threads() / std::count(all.begin(), all.end(), mine));
+  struct Place {
+    char host[256];
+    cpu_set_t cpus;
+  } mine{};
+  gethostname(mine.host, sizeof mine.host - 1);
+  sched_getaffinity(0, sizeof mine.cpus, &mine.cpus);
+  const std::vector<Place> all = world.exchange(mine);
+  const auto sharing = std::count_if(all.begin(), all.end(), [&](const Place& place) {
+    return std::string_view(place.host) == mine.host && CPU_EQUAL(&place.cpus, &mine.cpus);
+  });
+  options.threads = std::max<std::int64_t>(1, available_threads() / sharing);
   return options;
+}
+
+Layout layout_of(const Options& options, const Communicator& world) {
+  return make_layout(world.size(), world.rank(), static_cast<int>(options.sp), static_cast<int>(options.tp));
 }
 
 std::string identity(const Options& options) {
@@ -52,11 +47,6 @@ std::unique_ptr<Device> make_device(const Options& options, bool dry) {
 
 DType parse_dtype(const std::string& name) {
   return name == "bfloat16" ? DType::bfloat16 : DType::float32;
-}
-
-Recompute parse_recompute(const std::string& name) {
-  if (name == "light") return Recompute::light;
-  return name == "block" ? Recompute::block : Recompute::none;
 }
 
 ModelConfig config_from_options(const Options& o, std::int64_t tokenizer_size) {
@@ -81,29 +71,26 @@ ModelConfig config_from_options(const Options& o, std::int64_t tokenizer_size) {
   return c;
 }
 
-ZeroSettings zero_settings(const Options& o) {
-  ZeroSettings z;
-  z.stage = static_cast<int>(o.zero);
-  z.dtype = parse_dtype(o.dtype);
-  z.reduction.kind = o.reduction == "all_reduce"       ? Reduction::all_reduce
-                     : o.reduction == "reduce_scatter" ? Reduction::reduce_scatter
-                                                       : Reduction::ordered;
-  z.reduction.bucket_mb = o.bucket_mb;
-  z.reduction.wire = parse_dtype(o.reduce_dtype);
-  return z;
-}
-
 StepSettings step_settings(const Options& o, std::int64_t seq_len) {
+  const Reduction reduction = o.reduction == "all_reduce"       ? Reduction::all_reduce
+                              : o.reduction == "reduce_scatter" ? Reduction::reduce_scatter
+                                                                : Reduction::ordered;
   StepSettings s;
   s.micro_batch = o.micro_batch;
   s.seq_len = seq_len;
-  s.zero = zero_settings(o);
+  s.zero = {static_cast<int>(o.zero), {reduction, o.bucket_mb, parse_dtype(o.reduce_dtype)}, parse_dtype(o.dtype)};
   s.sp_mode = o.sp_mode == "gather_kv" ? SpMode::gather_kv : SpMode::ulysses;
-  s.recompute = parse_recompute(o.recompute);
+  s.recompute = o.recompute == "light" ? Recompute::light : o.recompute == "block" ? Recompute::block : Recompute::none;
   s.optimizer = {o.optimizer == "adamw", static_cast<float>(o.beta1), static_cast<float>(o.beta2),
                  static_cast<float>(o.eps), static_cast<float>(o.weight_decay)};
   s.clip_norm = o.clip_norm;
   return s;
+}
+
+std::optional<Tokenizer> tokenizer_in(const std::string& dir) {
+  const std::string file = dir + "/tokenizer.model";
+  if (!std::filesystem::exists(file)) return std::nullopt;
+  return Tokenizer::load(file);
 }
 
 ModelSource::ModelSource(const std::string& path) : dir_(path) {
@@ -129,19 +116,14 @@ void ModelSource::read(std::size_t parameter, std::int64_t first, std::int64_t c
   reader_->read(parameter, first, count, out);
 }
 
-std::optional<Tokenizer> ModelSource::tokenizer() const {
-  const auto file = std::filesystem::path(dir_) / "tokenizer.model";
-  if (!std::filesystem::exists(file)) return std::nullopt;
-  return Tokenizer::load(file.string());
-}
-
 std::unique_ptr<Device> planned_device(const Options& options, const Layout& layout,
-                                       const std::function<void(Device&, Mesh&)>& work, Plan* plan) {
-  Plan dry{Mesh::recording(layout), make_device(options, true)};
-  work(*dry.device, *dry.mesh);
+                                       const std::function<void(Device&, Mesh&)>& work, std::string* memory) {
+  const std::unique_ptr<Mesh> groups = Mesh::recording(layout);
+  const std::unique_ptr<Device> dry = make_device(options, true);
+  work(*dry, *groups);
   std::unique_ptr<Device> device = make_device(options, false);
-  device->reserve_scratch(dry.device->memory()[static_cast<std::size_t>(Kind::kernel_scratch)]);
-  if (plan) *plan = std::move(dry);
+  device->reserve_scratch(dry->memory()[static_cast<std::size_t>(Kind::kernel_scratch)]);
+  if (memory) *memory = memory_table(*dry);
   return device;
 }
 
@@ -157,12 +139,12 @@ std::string bytes_text(double bytes) {
 std::string memory_table(const Device& device) {
   const auto memory = device.memory();
   std::ostringstream out;
-  for (int kind = 0; kind < kind_count; ++kind) {
-    out << "  " << std::left << std::setw(16) << name_of(static_cast<Kind>(kind)) << std::right << std::setw(12)
-        << bytes_text(static_cast<double>(memory[static_cast<std::size_t>(kind)])) << "\n";
-  }
-  out << "  " << std::left << std::setw(16) << "together" << std::right << std::setw(12)
-      << bytes_text(static_cast<double>(std::accumulate(memory.begin(), memory.end(), std::int64_t{0}))) << "\n";
+  const auto row = [&](const char* name, std::int64_t bytes) {
+    out << "  " << std::left << std::setw(16) << name << std::right << std::setw(12)
+        << bytes_text(static_cast<double>(bytes)) << "\n";
+  };
+  for (std::size_t kind = 0; kind < memory.size(); ++kind) row(name_of(static_cast<Kind>(kind)), memory[kind]);
+  row("together", std::accumulate(memory.begin(), memory.end(), std::int64_t{0}));
   return out.str();
 }
 

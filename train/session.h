@@ -16,6 +16,9 @@ namespace onescale {
 // together. Collective.
 Options of_rank(Options options, Communicator& world);
 
+// The options' layout of this rank of `world`. Throws UsageError where sp * tp does not divide its ranks.
+Layout layout_of(const Options& options, const Communicator& world);
+
 // What must be the same on all ranks: the program's version and a hash of its file, and the options.
 std::string identity(const Options& options);
 
@@ -23,12 +26,13 @@ std::string identity(const Options& options);
 std::unique_ptr<Device> make_device(const Options& options, bool dry);
 
 DType parse_dtype(const std::string& name);
-Recompute parse_recompute(const std::string& name);
 
 // The sizes given as options; vocab_size 0 is replaced by `tokenizer_size`.
 ModelConfig config_from_options(const Options& options, std::int64_t tokenizer_size);
 StepSettings step_settings(const Options& options, std::int64_t seq_len);
-ZeroSettings zero_settings(const Options& options);
+
+// The tokenizer.model of a directory; empty when there is none.
+std::optional<Tokenizer> tokenizer_in(const std::string& dir);
 
 // A directory with weights: a Hugging Face model, a checkpoint of ours, or a run directory, which means its newest
 // whole checkpoint.
@@ -43,8 +47,7 @@ class ModelSource {
   FetchRange fetch() const {
     return [this](std::size_t i, std::int64_t first, std::int64_t count, float* out) { read(i, first, count, out); };
   }
-  // The tokenizer beside the weights; empty when there is none.
-  std::optional<Tokenizer> tokenizer() const;
+  std::optional<Tokenizer> tokenizer() const { return tokenizer_in(dir_); }
 
  private:
   std::string dir_;
@@ -66,15 +69,10 @@ struct HostBatch {
 // vocabulary.
 HostBatch read_batch(const std::string& path, const ModelConfig& config);
 
-// A dry device after some work, and the recording groups that the work went through.
-struct Plan {
-  std::unique_ptr<Mesh> mesh;
-  std::unique_ptr<Device> device;
-};
-// A device with the scratch that `work` needs, found by running it for this layout on a dry one first; `plan`, when
-// given, receives that.
+// A device with the scratch that `work` needs, found by running it for this layout on a dry one first; `memory`, when
+// given, receives that one's memory_table.
 std::unique_ptr<Device> planned_device(const Options& options, const Layout& layout,
-                                       const std::function<void(Device&, Mesh&)>& work, Plan* plan = nullptr);
+                                       const std::function<void(Device&, Mesh&)>& work, std::string* memory = nullptr);
 
 // A table of a device's memory by kind, one line a kind and the total.
 std::string memory_table(const Device& device);

@@ -2,20 +2,17 @@
 
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdint>
 #include <ctime>
-
-#include "kernels/error.h"
+#include <initializer_list>
 
 namespace onescale {
 namespace {
 
-constexpr std::array<int, 3> stop_signals = {SIGINT, SIGTERM, SIGUSR1};
-
-// A handler can reach nothing but static storage; StopSignals owns it while it lives.
+// A handler can reach nothing but static storage.
 volatile std::sig_atomic_t first_signal = 0;  // NOLINT
 volatile std::sig_atomic_t first_time = 0;    // NOLINT, in milliseconds modulo 2^30
-volatile std::sig_atomic_t installed = 0;     // NOLINT
 
 constexpr std::int64_t time_mask = (1 << 30) - 1;
 
@@ -37,23 +34,16 @@ extern "C" void on_stop_signal(int signal) {
 
 }  // namespace
 
-StopSignals::StopSignals() {
-  check(installed == 0, "StopSignals: the handlers are installed already: keep one object at a time");
-  installed = 1;
+void catch_stop_signals() {
   first_signal = 0;
   struct sigaction action = {};
   action.sa_handler = on_stop_signal;
   action.sa_flags = SA_RESTART;  // reads and writes under way go on
   sigemptyset(&action.sa_mask);
-  for (std::size_t i = 0; i < stop_signals.size(); ++i) sigaction(stop_signals[i], &action, &old_[i]);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
 }
 
-StopSignals::~StopSignals() {
-  for (std::size_t i = 0; i < stop_signals.size(); ++i) sigaction(stop_signals[i], &old_[i], nullptr);
-  installed = 0;
-}
-
-int StopSignals::received() const {
+int stop_signal() {
   return first_signal;
 }
 

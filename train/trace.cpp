@@ -9,29 +9,6 @@
 
 namespace onescale {
 
-namespace {
-
-// Every rank's text, by rank, on rank 0 alone: a trace may be long.
-std::vector<std::string> collect(Communicator& world, std::string mine) {
-  constexpr std::int64_t word = 4;
-  mine.resize((mine.size() + word - 1) / word * word, '\n');
-  std::vector<std::string> texts;
-  std::vector<Tensor> out, in;
-  for (const std::size_t size : world.exchange(mine.size())) texts.emplace_back(world.rank() == 0 ? size : 0, '\0');
-  const auto words = [](std::string& text) {
-    return Tensor(text.data(), DType::int32, {static_cast<std::int64_t>(text.size()) / word});
-  };
-  std::string nothing;
-  for (std::string& text : texts) {
-    out.push_back(words(text));
-    in.push_back(words(in.empty() ? mine : nothing));
-  }
-  world.all_to_all(out, in)->wait();
-  return texts;
-}
-
-}  // namespace
-
 Trace::Trace(const std::string& file, std::int64_t steps, Device& device, Mesh& mesh)
     : file_(file), left_(steps), device_(device), mesh_(mesh) {
   on_root(mesh.world, [&] { write_text(file_, "[]\n"); });
@@ -78,18 +55,22 @@ void Trace::finish() {
   if (left_ == 0) return;
   left_ = 0;
   stop();
-  const std::vector<std::string> all = collect(mesh_.world, std::move(events_));
-  on_root(mesh_.world, [&] {
-    std::string text = "[\n";
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      text += all[rank];
-      for (const auto& [row, name] : {std::pair(0, "compute"), std::pair(1, "wait"), std::pair(2, "transfers")}) {
-        text += str(R"({"name":"thread_name","ph":"M","pid":)", rank, R"(,"tid":)", row, R"(,"args":{"name":")", name,
-                    "\"}},\n");
-      }
+  std::string text = "[\n";
+  for (int rank = 0; rank < mesh_.world.size(); ++rank) {
+    // Only rank 0 keeps them, piece by piece: a trace may be long.
+    std::string mine = rank == mesh_.world.rank() ? std::move(events_) : "", piece;
+    do {
+      const std::size_t bytes = std::min(mine.size(), std::size_t{1} << 16);
+      piece = exchange_text(mesh_.world, mine.substr(0, bytes))[static_cast<std::size_t>(rank)];
+      mine.erase(0, bytes);
+      if (mesh_.world.rank() == 0) text += piece;
+    } while (!piece.empty());
+    for (const auto& [row, name] : {std::pair(0, "compute"), std::pair(1, "wait"), std::pair(2, "transfers")}) {
+      text += str(R"({"name":"thread_name","ph":"M","pid":)", rank, R"(,"tid":)", row, R"(,"args":{"name":")", name,
+                  "\"}},\n");
     }
-    write_text(file_, text.substr(0, text.size() - 2) + "\n]\n");
-  });
+  }
+  on_root(mesh_.world, [&] { write_text(file_, text.substr(0, text.size() - 2) + "\n]\n"); });
 }
 
 }  // namespace onescale

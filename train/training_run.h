@@ -10,38 +10,55 @@
 #include "train/metrics.h"
 #include "train/sample.h"
 #include "train/session.h"
-#include "train/signals.h"
 #include "train/trace.h"
 
 namespace onescale {
 
-// RUN/config.toml, metrics.jsonl, log.txt and checkpoints/. Everything is checked, and all memory taken, before the
-// first step. Every rank of the world makes one; rank 0 alone writes the log and the metrics.
+// RUN/config.toml, metrics.jsonl, log.txt and checkpoints/, locked against a second process. One that is given up
+// before keep() is left as it was found.
+class RunDirectory {
+ public:
+  explicit RunDirectory(const std::string& path);
+  ~RunDirectory();
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
+  void keep() { existed_ = was_run_ = true; }
+
+ private:
+  std::string path_;
+  bool existed_, was_run_;
+  int lock_ = -1;
+};
+
+// Everything is checked, and all memory taken, before the first step. Every rank of the world makes one; rank 0 alone
+// writes the log and the metrics.
 class TrainingRun {
  public:
   TrainingRun(const Options& options, World& world);
-  ~TrainingRun();
-  TrainingRun(const TrainingRun&) = delete;
-  TrainingRun& operator=(const TrainingRun&) = delete;
 
   // Runs until the last step, a signal, max_minutes or stop_after. 0: finished; 75: saved, start it again. Throws after
   // max_bad_steps steps in a row whose gradient is not finite; the newest checkpoint is then of before them.
   int run();
 
  private:
-  struct Lock;     // of the run directory
-  struct Buffers;  // everything on the device
+  // Everything on the device; a decoder where samples are written.
+  struct Buffers {
+    Buffers(Device& device, Mesh& mesh, const ModelConfig& config, const StepSettings& settings,
+            std::int64_t sample_capacity);
+    void run_empty(std::int64_t micro_batches);
+    ModelWeights weights;
+    Step step;
+    Evaluator evaluator;
+    std::optional<Decoder> decoder;
+  };
 
-  void open();  // what the constructor does
-  void make_directory();
+  // What the constructor does.
   void find_start();
   Flat settings() const;
   void open_data();
-  void keep_dropout(const ModelConfig& config);
   void allocate();
   void restore();
 
-  void say(const std::string& line);
   int steps();      // until one of run()'s ends
   bool stopping();  // the same answer on every rank
   void one_step();
@@ -53,29 +70,32 @@ class TrainingRun {
     return every > 0 && (state_.step % every == 0 || state_.step == options_.steps);
   }
   bool finished() const { return state_.step >= options_.steps; }
-  bool time_is_up() const;
-  bool root() const { return world_.rank() == 0; }
-  Json event(const char* name) const;
+  template <class... Args>
+  void say(const Args&... line) {
+    if (log_) log_->line(str(line...));
+  }
+  void record(const Json& line) {
+    if (metrics_) metrics_->write(line);
+  }
 
   Options options_;
   World& world_;
   Layout layout_;
   std::unique_ptr<Mesh> mesh_;
-  StopSignals signals_;
-  std::unique_ptr<Lock> lock_;
+  std::unique_ptr<RunDirectory> directory_;
+  std::unique_ptr<Log> log_;
+  std::unique_ptr<MetricsFile> metrics_;
   std::optional<Checkpoint> checkpoint_;  // what this session resumes from
-  std::optional<ModelSource> source_;     // of the first weights, when they are not random
+  std::optional<ModelSource> source_;     // of its weights, or of the first ones when they are not random
   ModelConfig config_;
   std::optional<Tokenizer> tokenizer_;
   std::optional<Dataset> train_data_, val_data_;
   std::optional<Batches> train_, val_;
+  std::vector<std::int32_t> prompt_;  // of samples
   std::unique_ptr<Device> device_;
   std::unique_ptr<Buffers> buffers_;
   std::unique_ptr<Trace> trace_;
-  std::unique_ptr<Log> log_;
-  std::unique_ptr<MetricsFile> metrics_;
   TrainerState state_;
-  std::vector<std::string> notes_;  // for the log, once the run is known to be right
   std::int64_t seq_len_ = 0, steps_here_ = 0, saved_step_ = -1;
   double peak_flops_ = 0, longest_step_ = 0, longest_save_ = 0;
   std::chrono::steady_clock::time_point start_;

@@ -29,7 +29,7 @@ struct Unpaired {
   std::vector<std::string> absent, extra;
 };
 
-WholeTensors read_theirs(const SafetensorsFile& file, const ParameterTable& table, Unpaired& unpaired) {
+WholeTensors read_theirs(const SafetensorsReader& file, const ParameterTable& table, Unpaired& unpaired) {
   WholeTensors all;
   std::set<std::string> known = {"loss", "grad_norm", "good_tokens", "logits"};
   for (const Parameter& p : table.parameters) {
@@ -43,7 +43,7 @@ WholeTensors read_theirs(const SafetensorsFile& file, const ParameterTable& tabl
       continue;
     }
     known.insert(found->name);
-    check(found->shape == p.shape, file.path(), ": ", found->describe(), " has not the shape of ", p.name,
+    check(found->shape == p.shape, file.path(*found), ": ", found->describe(), " has not the shape of ", p.name,
           "; gather whole tensors first");
     file.read(*found, 0, p.numel(), all.back().data());
   }
@@ -160,7 +160,7 @@ std::string cause_of_norm(double theirs, const ModelConfig& config, const WholeT
 
 // Prints the comparison, on rank 0; returns the exit code.
 int report(const Options& options, const VerifyCase& c, const Layout& layout, const Measured& ours,
-           const WholeTensors& theirs, const SafetensorsFile& file, const Unpaired& unpaired) {
+           const WholeTensors& theirs, const SafetensorsReader& file, const Unpaired& unpaired) {
   const std::vector<std::string>& absent = unpaired.absent;
   const StepSettings settings = verify_settings(options, c);
   const ParameterTable table = gpt_bigcode_table(c.config);
@@ -251,10 +251,10 @@ int verify_against(const Options& options, Communicator& world) {
   c.config.embd_pdrop = c.config.resid_pdrop = c.config.attn_pdrop = 0;
   check_layout(c.config, c.batch.seq_len, layout, options.sp_mode);
   check_batch(c.batch.rows, 1, layout);
-  const SafetensorsFile file(options.against);
+  const SafetensorsReader file(options.against);
   Unpaired unpaired;
   const WholeTensors theirs = read_theirs(file, source.table(), unpaired);
-  check(unpaired.absent.size() < theirs.size(), file.path(), " holds no gradient by a Hugging Face name, such as ",
+  check(unpaired.absent.size() < theirs.size(), options.against, " holds no gradient by a Hugging Face name, such as ",
         source.table().parameters[0].name, "; save them as NAME or grad.NAME");
   const Measured ours = measure(options, world, layout, c, verify_settings(options, c));
 

@@ -39,7 +39,6 @@ void expect_equal(const Batch& a, const Batch& b) {
   EXPECT_EQ(a.ids, b.ids);
   EXPECT_EQ(a.labels, b.labels);
   EXPECT_EQ(a.good_tokens, b.good_tokens);
-  EXPECT_EQ(a.first_sample, b.first_sample);
 }
 
 TEST(Batches, WindowsCoverAnEpochOnceAcrossShards) {

@@ -16,7 +16,10 @@ void PrintTo(const Found& f, std::ostream* out) {
 
 std::vector<Found> all(Documents documents) {
   std::vector<Found> found;
-  for (Document d; documents.next(d);) found.push_back({d.source, d.text, d.prompt_bytes});
+  documents.each([&](const Document& d) {
+    EXPECT_EQ(d.number, std::ssize(found));
+    found.push_back({d.source, d.text, d.prompt_bytes});
+  });
   return found;
 }
 
@@ -44,14 +47,12 @@ TEST(Documents, WalksDirectoriesInOrder) {
   Documents again({dir / "t"}, {});
   EXPECT_EQ(again.files(), 5);
   EXPECT_EQ(again.bytes(), 6 + 1 + 4 + 1);
-  Document d;
-  while (again.next(d)) {
+  for (int pass = 0; pass < 2; ++pass) {
+    int found = 0;
+    again.each([&](const Document&) { ++found; });
+    EXPECT_EQ(found, 4);
+    EXPECT_EQ(again.bytes_read(), again.bytes());
   }
-  EXPECT_EQ(again.bytes_read(), again.bytes());
-  again.rewind();
-  EXPECT_EQ(all(again.bytes_read() == 0 ? Documents({dir / "t"}, {}) : Documents({}, {})).size(), 4U);
-  ASSERT_TRUE(again.next(d));
-  EXPECT_EQ(d.text, "a");
 }
 
 TEST(Documents, ReadsJsonLines) {

@@ -54,7 +54,8 @@ std::vector<std::vector<std::int32_t>> documents_of(const std::string& dir, cons
     std::int64_t begin = 0;
     for (const std::int64_t end : document_ends(stem + ".docs")) {
       std::vector<std::int32_t>& ids = documents.emplace_back(static_cast<std::size_t>(end - begin));
-      shard.read(begin, end - begin, ids.data());
+      std::vector<std::uint8_t> no_target(ids.size());
+      shard.read(begin, end - begin, ids.data(), no_target.data());
       begin = end;
     }
     EXPECT_EQ(begin, shard.tokens());
@@ -87,7 +88,7 @@ TEST(Prepare, WritesWhatDecodesToTheDocuments) {
   std::multiset<std::string> expected, found;
   std::int64_t bytes = 0;
   Documents documents(options.inputs, {});
-  for (Document d; documents.next(d);) expected.insert(d.text), bytes += std::ssize(d.text);
+  documents.each([&](const Document& d) { expected.insert(d.text), bytes += std::ssize(d.text); });
   ASSERT_EQ(expected.size(), 100U);
   int transformed = 0;
   std::int64_t train_tokens = 0, val_tokens = 0, val_bytes = 0;

@@ -16,7 +16,8 @@ Vocabulary vocabulary(std::int64_t size) {
 
 std::vector<std::int32_t> read_all(const Shard& shard) {
   std::vector<std::int32_t> ids(static_cast<std::size_t>(shard.tokens()));
-  shard.read(0, shard.tokens(), ids.data());
+  std::vector<std::uint8_t> no_target(ids.size());
+  shard.read(0, shard.tokens(), ids.data(), no_target.data());
   return ids;
 }
 
@@ -98,8 +99,9 @@ TEST(Shard, MaskMarksTokens) {
   writer.finish();
   EXPECT_EQ(read_bytes(dir / "a.mask"), std::string("\0\xC0\0\0", 4));  // bits 14 and 15 of 27
   const Shard shard(dir / "a.bin", vocabulary(1000));
+  std::vector<std::int32_t> ids(27);
   std::vector<std::uint8_t> mask(27);
-  shard.read_mask(0, 27, mask.data());
+  shard.read(0, 27, ids.data(), mask.data());
   for (std::size_t i = 0; i < 27; ++i) EXPECT_EQ(mask[i], i == 14 || i == 15) << i;
   write_bytes(dir / "a.mask", "abc");
   expect_contains(sentence_of([&] { Shard(dir / "a.bin", vocabulary(1000)); }),
@@ -148,7 +150,8 @@ TEST(Shard, GoesBeyondTwoAndFourGibibytes) {
     const Shard shard(dir / "big.bin", {});
     EXPECT_EQ(shard.tokens(), tokens);
     std::array<std::int32_t, 5> last{};
-    shard.read(tokens - 5, 5, last.data());
+    std::array<std::uint8_t, 5> no_target{};
+    shard.read(tokens - 5, 5, last.data(), no_target.data());
     EXPECT_EQ(last, (std::array<std::int32_t, 5>{0, 5, 6, 7, 99}));
   }
 }
@@ -282,8 +285,12 @@ TEST(Shard, ReadChecksIds) {
   write_bytes(dir / "a.bin", bytes);
   const Shard shard(dir / "a.bin", vocabulary(1000));
   std::array<std::int32_t, 3> ids{};
-  expect_contains(sentence_of([&] { shard.read(0, 3, ids.data()); }), {"a.bin", "id 32771", "byte 1028"});
-  expect_contains(sentence_of([&] { shard.read(2, 2, ids.data()); }), {"a.bin", "tokens 2 to 4"});
+  std::array<std::uint8_t, 3> mask{};
+  const auto read = [&](std::int64_t first, std::int64_t count) {
+    return sentence_of([&] { shard.read(first, count, ids.data(), mask.data()); });
+  };
+  expect_contains(read(0, 3), {"a.bin", "id 32771", "byte 1028"});
+  expect_contains(read(2, 2), {"a.bin", "tokens 2 to 4"});
 }
 
 }  // namespace

@@ -92,11 +92,11 @@ class Training : public testing::Test {
   static std::map<std::string, std::vector<float>> tensors(const std::string& path) {
     std::map<std::string, std::vector<float>> all;
     for (const char* stem : {"model", "optimizer"}) {
-      const SafetensorsSet set(path, stem);
-      for (const auto& [name, entry] : set.entries()) {
-        std::vector<float>& values = all[name];
-        values.resize(static_cast<std::size_t>(entry.second->numel()));
-        entry.first->read(*entry.second, 0, entry.second->numel(), values.data());
+      const SafetensorsReader set(path, stem);
+      for (const StoredTensor& tensor : set.tensors()) {
+        std::vector<float>& values = all[tensor.name];
+        values.resize(static_cast<std::size_t>(tensor.numel()));
+        set.read(tensor, 0, tensor.numel(), values.data());
       }
     }
     return all;

@@ -128,16 +128,14 @@ TEST(Config, FieldsThatChangeNoNumberAreIgnored) {
   EXPECT_EQ(
       read(
           R"("attention_softmax_in_fp32": false, "scale_attention_softmax_in_fp32": false, "use_cache": false, "summary_type": 3,
-                    "inference_runner": 0, "torch_dtype": "float16", "num_key_value_heads": null, "n_inner": null, "x": [1])")
+                    "inference_runner": 0, "torch_dtype": "float16", "attention_type": 2, "num_key_value_heads": null, "n_inner": null, "x": [1])")
           .n_inner,
       3072);
 }
 
-TEST(Config, KeyValueHeadsAndTheForksAttentionType) {
+TEST(Config, KeyValueHeadsSayWhatMultiQuerySays) {
   EXPECT_TRUE(read(R"("num_key_value_heads": 1)").multi_query);
   EXPECT_FALSE(read(R"("multi_query": false, "num_key_value_heads": 12)").multi_query);
-  EXPECT_FALSE(read(R"("attention_type": 1)").multi_query);
-  EXPECT_TRUE(read(R"("attention_type": 2, "multi_query": true)").multi_query);
 }
 
 TEST(Config, TokenIds) {
@@ -157,14 +155,12 @@ TEST(Config, RefusesByNameAndValue) {
       {R"("n_embd": 13, "n_head": 20)", {"n_head is 20", "13", "13"}},
       {R"("num_key_value_heads": 4)", {"num_key_value_heads is 4", "multi_query true", "1"}},
       {R"("multi_query": false, "num_key_value_heads": 1)", {"num_key_value_heads is 1", "12"}},
-      {R"("attention_type": 3)", {"attention_type is 3"}},
-      {R"("attention_type": 1, "multi_query": true)", {"attention_type is 1", "multi_query is true"}},
       {R"("n_layer": "12")", {"n_layer is \"12\""}},
       {R"("n_layer": 1.5)", {"n_layer is 1.5"}},
       {R"("n_layer": 0)", {"n_layer is 0"}},
       {R"("n_layer": null)", {"n_layer is null"}},
       {R"("n_embd": -48)", {"n_embd is -48"}},
-      {R"("n_inner": 0)", {"n_inner is 0", "null"}},
+      {R"("n_inner": 0)", {"n_inner is 0", "from 1"}},
       {R"("n_positions": 9223372036854775807)", {"n_positions is 9223372036854775807"}},
       {R"("n_embd": 9223372036854775807)", {"n_embd is 9223372036854775807"}},
       {R"("vocab_size": 18446744073709551615)", {"vocab_size is 18446744073709551615"}},

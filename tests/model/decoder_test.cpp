@@ -20,7 +20,8 @@ struct Model {
         mesh(Mesh::single()),
         place(table, mesh->layout),
         device(make_cpu_device(2, false)),
-        weights(make_weights(*device, *mesh, place, {0, {}, dtype})) {
+        weights(make_weights(*device, *mesh, place, {0, {}, dtype})),
+        model(*device, *mesh, config, SpMode::ulysses, 1, 16, dtype, Recompute::none, false) {
     const ModelReader reader(dir, config, table);
     for (std::size_t i = 0; i < table.parameters.size(); ++i) {
       std::vector<float> w(static_cast<std::size_t>(table.parameters[i].numel()));
@@ -37,9 +38,10 @@ struct Model {
   Placement place;
   std::unique_ptr<Device> device;
   std::unique_ptr<Weights> weights;
+  GptBigCode model;
 };
 
-std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const std::string& name) {
+std::vector<std::int32_t> read_ids(const SafetensorsReader& file, const std::string& name) {
   const StoredTensor& t = file.at(name);
   std::vector<std::int64_t> wide(static_cast<std::size_t>(t.numel()));
   file.read(t, 0, t.numel(), wide.data());
@@ -48,8 +50,8 @@ std::vector<std::int32_t> read_ids(const SafetensorsFile& file, const std::strin
 
 TEST(DecoderGolden, GreedyContinuationsAreThoseOfTransformers) {
   Model model("greedy");
-  const SafetensorsFile expect(model.dir + "/expect.safetensors");
-  Decoder decoder(*model.device, *model.mesh, model.config, 48, DType::float32);
+  const SafetensorsReader expect(model.dir + "/expect.safetensors");
+  Decoder decoder(model.model, 48);
   for (int i = 0; i < 3; ++i) {
     const std::vector<std::int32_t> prompt = read_ids(expect, "prompt_" + std::to_string(i));
     const std::vector<std::int32_t> wanted = read_ids(expect, "continuation_" + std::to_string(i));
@@ -69,12 +71,12 @@ TEST(DecoderGolden, GreedyContinuationsAreThoseOfTransformers) {
 TEST(DecoderGolden, LogitsAreThoseOfTheWholeSequence) {
   for (const char* name : {"mqa", "mha"}) {
     Model model(name);
-    const SafetensorsFile batch(model.dir + "/batch.safetensors"), expect(model.dir + "/expect.safetensors");
+    const SafetensorsReader batch(model.dir + "/batch.safetensors"), expect(model.dir + "/expect.safetensors");
     const std::int64_t T = batch.at("input_ids").shape[1], V = model.config.vocab_size;
     const std::vector<std::int32_t> ids = read_ids(batch, "input_ids");
     std::vector<double> logits(static_cast<std::size_t>(expect.at("logits").numel()));
     expect.read(expect.at("logits"), 0, expect.at("logits").numel(), logits.data());
-    Decoder decoder(*model.device, *model.mesh, model.config, T, DType::float32);
+    Decoder decoder(model.model, T);
     for (const std::int64_t piece : {std::int64_t{1}, std::int64_t{5}, T}) {
       decoder.reset();
       for (std::int64_t begin = 0; begin < T; begin += piece) {

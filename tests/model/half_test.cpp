@@ -32,7 +32,7 @@ std::uint16_t nearest(double x, const std::vector<double>& values) {
 struct Format {
   int exponent_bits;
   float (*to_float)(std::uint16_t);
-  std::uint16_t (*from_float)(float);
+  std::uint16_t (*from_float)(float);  // null: only read
   std::uint16_t infinity;
 };
 
@@ -44,7 +44,7 @@ TEST_P(SixteenBits, EveryPatternIsExactAndComesBack) {
     const auto bits = static_cast<std::uint16_t>(i);
     const float value = f.to_float(bits);
     if ((bits & 0x7fff) > f.infinity) {
-      EXPECT_TRUE(std::isnan(value) && std::isnan(f.to_float(f.from_float(value)))) << i;
+      EXPECT_TRUE(std::isnan(value) && (!f.from_float || std::isnan(f.to_float(f.from_float(value))))) << i;
       continue;
     }
     if ((bits & 0x7fff) == f.infinity) {
@@ -53,12 +53,14 @@ TEST_P(SixteenBits, EveryPatternIsExactAndComesBack) {
       ASSERT_EQ(static_cast<double>(value), value_of(bits, f.exponent_bits)) << i;
       ASSERT_EQ(std::signbit(value), (bits & 0x8000) != 0);
     }
-    ASSERT_EQ(f.from_float(value), bits);
+    if (f.from_float) {
+      ASSERT_EQ(f.from_float(value), bits);
+    }
   }
 }
 
-TEST_P(SixteenBits, FloatsRoundToTheNearestTiesToEven) {
-  const Format f = GetParam();
+TEST(Bfloat16, FloatsRoundToTheNearestTiesToEven) {
+  const Format f{8, float_of_bfloat16, bfloat16_of_float, 0x7f80};
   std::vector<double> values;
   for (std::uint32_t i = 0; i <= f.infinity; ++i)
     values.push_back(value_of(static_cast<std::uint16_t>(i), f.exponent_bits));
@@ -86,7 +88,7 @@ TEST_P(SixteenBits, FloatsRoundToTheNearestTiesToEven) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, SixteenBits,
-                         testing::Values(Format{5, float_of_half, half_of_float, 0x7c00},
+                         testing::Values(Format{5, float_of_half, nullptr, 0x7c00},
                                          Format{8, float_of_bfloat16, bfloat16_of_float, 0x7f80}));
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include <numeric>
 
 #include "model/half.h"
+#include "tests/model/half_bits.h"
 #include "tests/temp_dir.h"
 
 namespace onescale {
@@ -35,6 +37,7 @@ TEST(Safetensors, WhatIsWrittenReadsBack) {
   std::vector<float> a(7 * 11), b(300001);  // b spans several pieces of the converter
   for (std::size_t i = 0; i < a.size(); ++i) a[i] = std::sin(static_cast<float>(i));
   for (std::size_t i = 0; i < b.size(); ++i) b[i] = std::cos(static_cast<float>(i)) * 1e-3f;
+  std::vector<std::uint16_t> halves(b.size());
   const std::vector<std::int64_t> ids = {-1, 1LL << 40, 7};
   const double loss = 1.0 / 3;
   const std::vector<StoredTensor> list = {{"loss", FileType::F64, {1}},      {"ids", FileType::I64, {3}},
@@ -46,14 +49,16 @@ TEST(Safetensors, WhatIsWrittenReadsBack) {
   writer.write_bytes(ids.data(), 24);
   writer.write(a.data(), 30);  // in pieces
   writer.write(a.data() + 30, 47);
-  writer.write(b.data(), 300001);
   writer.write(b.data(), 1);
   writer.write(b.data() + 1, 300000);
+  std::transform(b.begin(), b.end(), halves.begin(), half_bits);
+  writer.write_bytes(halves.data(), 2);
+  writer.write_bytes(halves.data() + 1, 600000);
   writer.write(a.data(), 1);
   writer.close();
   EXPECT_EQ(static_cast<std::size_t>(file_bytes(list)), file_text(path).size());
 
-  const SafetensorsFile file(path);
+  const SafetensorsReader file(path);
   ASSERT_EQ(file.tensors().size(), 7u);
   std::vector<float> back(b.size());
   file.read(file.at("a"), 0, 77, back.data());
@@ -64,7 +69,7 @@ TEST(Safetensors, WhatIsWrittenReadsBack) {
   file.read(file.at("b16"), 0, 300001, back.data());
   for (std::size_t i = 0; i < b.size(); ++i) ASSERT_EQ(back[i], float_of_bfloat16(bfloat16_of_float(b[i])));
   file.read(file.at("h16"), 299990, 11, back.data());
-  for (std::size_t i = 0; i < 11; ++i) ASSERT_EQ(back[i], float_of_half(half_of_float(b[299990 + i])));
+  for (std::size_t i = 0; i < 11; ++i) ASSERT_EQ(back[i], float_of_half(half_bits(b[299990 + i])));
   double d = 0;
   file.read(file.at("loss"), 0, 1, &d);
   EXPECT_EQ(d, loss);
@@ -86,7 +91,7 @@ TEST(Safetensors, WhatIsWrittenReadsBack) {
 }
 
 TEST(Safetensors, ReadsWhatTransformersWrote) {
-  const SafetensorsFile model(FIXTURES "/golden/mqa/model.safetensors"),
+  const SafetensorsReader model(FIXTURES "/golden/mqa/model.safetensors"),
       batch(FIXTURES "/golden/mqa/batch.safetensors");
   EXPECT_EQ(model.tensors().size(), 4u + 12 * 3);
   EXPECT_EQ(model.at("transformer.wte.weight").shape, (std::vector<std::int64_t>{99, 48}));
@@ -134,21 +139,21 @@ TEST(Safetensors, RefusesDamagedFiles) {
   };
   for (const Case& c : cases) {
     write_raw(path, c.header, c.data, c.announced);
-    const std::string said = sentence([&] { SafetensorsFile file(path); });
+    const std::string said = sentence([&] { SafetensorsReader file(path); });
     EXPECT_NE(said.find(c.expected), std::string::npos) << c.header << "\n" << said;
     EXPECT_NE(said.find(path), std::string::npos) << said;
     EXPECT_TRUE(said.ends_with("; copy or write the file anew")) << said;
-    EXPECT_THROW(SafetensorsFile{path}, DamagedFile) << c.header;
+    EXPECT_THROW(SafetensorsReader{path}, DamagedFile) << c.header;
   }
   write_raw(path, two + "8,12]}}", 12);
-  EXPECT_EQ(sentence([&] { SafetensorsFile file(path); }), "");
+  EXPECT_EQ(sentence([&] { SafetensorsReader file(path); }), "");
   const std::string whole = file_text(path);
   for (std::size_t n = 0; n < whole.size(); ++n) {  // truncated anywhere
     std::ofstream(path, std::ios::binary) << whole.substr(0, n);
-    ASSERT_THROW(SafetensorsFile{path}, DamagedFile) << n;
+    ASSERT_THROW(SafetensorsReader{path}, DamagedFile) << n;
   }
-  EXPECT_THROW(SafetensorsFile{dir / "none"}, DamagedFile);
-  EXPECT_THROW(SafetensorsFile{dir.path()}, DamagedFile);
+  EXPECT_THROW(SafetensorsReader{dir / "none"}, DamagedFile);
+  EXPECT_THROW(SafetensorsReader{dir.path()}, DamagedFile);
 }
 
 // A single flipped bit of the header is refused, or leaves a file whose tensors still lie within it (a name or the
@@ -167,7 +172,7 @@ TEST(Safetensors, FlippedHeaderBitsNeverCrash) {
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
     std::ofstream(path, std::ios::binary) << flipped;
     try {
-      const SafetensorsFile file(path);
+      const SafetensorsReader file(path);
       for (const StoredTensor& t : file.tensors()) file.checksum(t);
     } catch (const DamagedFile&) {
       continue;
@@ -188,7 +193,7 @@ TEST(Safetensors, RefusesWrongUse) {
   writer.write_bytes(values.data(), 8);
   EXPECT_NE(sentence([&] { writer.write(values.data(), 1); }), "");
   writer.close();
-  const SafetensorsFile file(path);
+  const SafetensorsReader file(path);
   float out[4];
   EXPECT_NE(sentence([&] { file.read(file.at("a"), 1, 2, out); }), "");
   EXPECT_NE(sentence([&] { file.read(file.at("a"), -1, 1, out); }), "");

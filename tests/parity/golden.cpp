@@ -40,7 +40,7 @@ void gradients(Communicator& group, Report& report, const std::string& name, con
 void six_steps(Communicator& group, Report& report, const Path& p) {
   report.begin(str("steps ", p.text()));
   const Golden golden("steps");
-  const SafetensorsFile file(golden.dir + "/batch.safetensors");
+  const SafetensorsReader file(golden.dir + "/batch.safetensors");
   const std::vector<std::int32_t> ids = Golden::ids(file, "input_ids"), labels = Golden::ids(file, "labels");
   const Json json = Json::read_file(golden.dir + "/steps.json");
   Options options;

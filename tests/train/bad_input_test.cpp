@@ -173,7 +173,7 @@ TEST_F(BadInput, Sizes) {
       {"micro-batch",
        train("x", {"--global_batch", "12", "--micro_batch", "5"}),
        2,
-       {"micro_batch", "5", "12", "4 and 6"}},
+       {"micro_batch", "5", "12", "4, 6"}},
       {"sample_prompt over n_positions",
        train("x", {"--sample_every", "1", "--sample_prompt", std::string(99, '7')}),
        2,

@@ -30,7 +30,7 @@ TEST(GradientsCommandGolden, WritesLossNormGradientsAndLogits) {
     options.micro_batch = 0;
     World world;
     ASSERT_EQ(gradients_command(options, world), 0);
-    const SafetensorsFile file(options.out);
+    const SafetensorsReader file(options.out);
     for (const StoredTensor& expected : golden.expect.tensors()) {
       if (expected.name == "token_nll") continue;
       const StoredTensor& got = file.at(expected.name);

@@ -15,7 +15,7 @@ struct Golden {
   explicit Golden(const std::string& name)
       : dir(std::string(FIXTURES) + "/golden/" + name), source(dir), expect(dir + "/expect.safetensors") {}
 
-  static std::vector<std::int32_t> ids(const SafetensorsFile& file, const std::string& name) {
+  static std::vector<std::int32_t> ids(const SafetensorsReader& file, const std::string& name) {
     const StoredTensor& t = file.at(name);
     std::vector<std::int64_t> wide(static_cast<std::size_t>(t.numel()));
     file.read(t, 0, t.numel(), wide.data());
@@ -30,7 +30,7 @@ struct Golden {
 
   std::string dir;
   ModelSource source;
-  SafetensorsFile expect;
+  SafetensorsReader expect;
 };
 
 struct Difference {

@@ -64,6 +64,7 @@ TEST(LayoutCheck, BatchesDivideOverTheRanks) {
   EXPECT_EQ(batch(6, 2, 8), "global_batch is 6, no multiple of dp 8; the nearest that fits is 8");
   EXPECT_EQ(batch(48, 4, 8),
             "micro_batch is 4, which does not divide global_batch 48 / dp 8 = 6; it may be 1, 2, 3 or 6");
+  EXPECT_EQ(batch(32, 5, 1), "micro_batch is 5, which does not divide global_batch 32; it may be 1, 2, 4, 8, 16 or 32");
 }
 
 TEST(LayoutCheck, TheWorldDivides) {

@@ -99,8 +99,9 @@ TEST_F(MetricsTest, LogKeepsLinesAndShowsProgressInPlaceOnATerminalAlone) {
   const auto show = [&](bool terminal) {
     std::FILE* out = std::fopen((dir_ + "/out").c_str(), "wb");
     {
-      Log log(terminal ? dir_ : "", terminal, 2, out);
-      for (std::int64_t step = 1; step <= 5; ++step) log.progress({.step = step, .steps = 5});
+      Log log(terminal ? dir_ : "", terminal, out);
+      for (std::int64_t step = 1; step <= 5; ++step)
+        log.progress(progress_text({.step = step, .steps = 5}), step % 2 == 0 || step == 5);
       log.line("done");
     }
     std::fclose(out);

@@ -242,10 +242,6 @@ TEST_F(OptionsTest, OneSentenceForWhatDoesNotFitTogether) {
             "train: run_dir is missing (directory of the run: configuration, metrics, log, checkpoints): give "
             "--run_dir on the command line or run_dir = ... in a configuration file");
   EXPECT_NE(error({"prepare", "--out", "o"}).find("input is missing"), std::string::npos);
-  EXPECT_EQ(train_error({"--micro_batch", "5"}),
-            "train: micro_batch is 5, which does not divide global_batch 32: the nearest that do are 4 and 8");
-  EXPECT_EQ(train_error({"--global_batch", "4"}),
-            "train: micro_batch is 8, which does not divide global_batch 4: the nearest that does is 4");
   EXPECT_EQ(train_error({"--model", "m", "--n_layer", "3"}),
             "train: n_layer is given as well as model m, which has its own: leave one of them out");
   EXPECT_EQ(train_error({"--lr", "1e-6"}), "train: min_lr is 3e-05, above lr 1e-06: lower min_lr or raise lr");

@@ -43,7 +43,7 @@ struct Batch {
     T = file.at("input_ids").shape[1];
   }
   HostRows host() const { return {ids.data(), labels.data(), rows}; }
-  SafetensorsFile file;
+  SafetensorsReader file;
   std::vector<std::int32_t> ids, labels;
   std::int64_t rows, T;
 };
@@ -87,13 +87,20 @@ TEST_P(TokenLossGolden, AgreesWithTransformers) {
   settings.micro_batch = batch.rows;
   settings.seq_len = batch.T;
   Trial run(golden, settings);
-  const Tensor total_loss = run.device->allocate(Kind::workspace, DType::float64, {1});
-  const Tensor token_loss = run.device->allocate(Kind::workspace, DType::float32, {batch.rows * batch.T});
-  run.step.model().forward(total_loss, token_loss, {batch.ids.data(), batch.labels.data()}, run.weights.units());
-  std::vector<float> losses(batch.ids.size());
-  run.device->download(losses.data(), token_loss);
-  const double sum = *total_loss.as<double>();
+  const Tensor loss = run.device->allocate(Kind::workspace, DType::float64, {1});
+  const auto loss_of = [&](const std::vector<std::int32_t>& labels) {
+    run.device->fill(loss, 0);
+    run.step.model().forward(loss, {batch.ids.data(), labels.data()}, run.weights.units());
+    return *loss.as<double>();
+  };
+  const double sum = loss_of(batch.labels);
   const std::vector<double> expected = golden.values("token_nll");
+  std::vector<float> losses;  // of each token alone
+  for (std::size_t i = 0; i < batch.labels.size(); ++i) {
+    std::vector<std::int32_t> labels(batch.labels.size(), -100);
+    labels[i] = batch.labels[i];
+    losses.push_back(static_cast<float>(loss_of(labels)));
+  }
   EXPECT_LT(difference(losses, expected).relative_l2, 1e-5);
   double total = 0;
   for (const double loss : expected) total += loss;
@@ -133,7 +140,7 @@ bool is_key_bias(const ModelConfig& config, const std::string& name, std::int64_
 
 TEST(StepsGolden, SixStepsAgreeWithTransformersForEveryMicroBatch) {
   const Golden golden("steps");
-  const SafetensorsFile file(golden.dir + "/batch.safetensors");
+  const SafetensorsReader file(golden.dir + "/batch.safetensors");
   const std::vector<std::int32_t> ids = Golden::ids(file, "input_ids"), labels = Golden::ids(file, "labels");
   const Json json = Json::read_file(golden.dir + "/steps.json");
   Options options;
