@@ -164,7 +164,7 @@ SafetensorsReader::SafetensorsReader(const std::string& dir, const std::string& 
                    " is said to be in \"", name, "\", which is no file name of its directory; write the index anew");
     names.insert(name);
   }
-  for (const std::string& name : names) add(dir + "/" + name);
+  for (const std::string& name : names) add(str(dir, "/", name));
 }
 
 void SafetensorsReader::add(const std::string& path) {
