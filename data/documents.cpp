@@ -59,7 +59,7 @@ Documents::Documents(const std::vector<std::string>& inputs, const std::vector<s
     for (const std::string& path : fs::is_directory(status) ? walk(input, patterns) : std::vector<std::string>{input}) {
       const std::uintmax_t bytes = fs::file_size(path, error);
       check(!error, path, ": the file cannot be read (", error.message(), "): check its rights.");
-      files_.push_back({path, static_cast<std::int64_t>(bytes)});
+      files_.push_back(path);
       bytes_ += static_cast<std::int64_t>(bytes);
     }
   }
@@ -76,7 +76,7 @@ void Documents::each(const std::function<void(Document&&)>& take) {
     if (!document.text.empty()) ++number, take(std::move(document));
   };
   bytes_read_ = 0;
-  for (const auto& [path, bytes] : files_) {
+  for (const std::string& path : files_) {
     if (!is_json_lines(path)) {
       Document document{read_text(path), 0, path};
       bytes_read_ += std::ssize(document.text);
@@ -104,7 +104,7 @@ void Documents::each(const std::function<void(Document&&)>& take) {
 std::string Documents::fingerprint() const {
   std::uint64_t hash = 0;
   std::vector<char> piece(1 << 20);
-  for (const auto& [path, bytes] : files_) {
+  for (const std::string& path : files_) {
     hash = XXH3_64bits_withSeed(path.c_str(), path.size() + 1, hash);
     std::ifstream file(path, std::ios::binary);
     while (file.read(piece.data(), std::ssize(piece)) || file.gcount() > 0)

@@ -35,12 +35,7 @@ class Documents {
   std::string fingerprint() const;
 
  private:
-  struct File {
-    std::string path;
-    std::int64_t bytes;
-  };
-
-  std::vector<File> files_;
+  std::vector<std::string> files_;
   std::int64_t bytes_ = 0, bytes_read_ = 0;
 };
 

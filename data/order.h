@@ -1,5 +1,5 @@
-// The order of samples, without state: window number = f(seed, epoch, index), a permutation of the windows in every
-// epoch.
+// The order of samples, without state: sample s reads window permute(s % windows, windows, seed, s / windows), another
+// permutation of the windows in every epoch.
 #pragma once
 
 #include <bit>
@@ -30,11 +30,6 @@ inline std::int64_t permute(std::int64_t index, std::int64_t n, std::uint64_t se
     x = left << half | right;
   } while (x >= static_cast<std::uint64_t>(n));
   return static_cast<std::int64_t>(x);
-}
-
-// The window that global sample number `sample` = step * global_batch + row reads: epoch = sample / windows.
-inline std::int64_t window_of_sample(std::int64_t sample, std::int64_t windows, std::uint64_t seed) {
-  return permute(sample % windows, windows, seed, sample / windows);
 }
 
 }  // namespace onescale

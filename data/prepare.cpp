@@ -21,6 +21,8 @@ namespace onescale {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr std::int64_t tokenizer_bytes = 64'000'000;  // a tokenizer is trained on, at most: documents chosen by number
+
 Json list_of(const std::vector<std::string>& values) {
   Json array = Json::array();
   for (const std::string& value : values) array.push(value);
@@ -42,6 +44,7 @@ Json settings_of(const PrepareOptions& options, const Documents& documents, cons
     settings.set("tokenizer_hash", list_of({str(hash[0]), str(hash[1]), str(hash[2]), str(hash[3])}));
   } else {
     settings.set("vocab_size", options.vocab_size);
+    settings.set("tokenizer_bytes", tokenizer_bytes);
   }
   settings.set("val_share", options.validation_share);
   settings.set("fim_rate", options.fim.fim);
@@ -83,7 +86,6 @@ std::optional<PrepareSummary> made_before(const std::string& out, const Json& se
                         made.at("vocab_size").integer(), true};
 }
 
-constexpr std::int64_t tokenizer_bytes = 64'000'000;  // a tokenizer is trained on, at most: documents chosen by number
 constexpr std::size_t group_bytes = 4 << 20;  // in memory at a time: many tasks for the threads, frequent progress
 constexpr std::size_t task_bytes = 64 << 10;  // long documents are encoded in several tasks
 

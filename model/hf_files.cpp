@@ -153,7 +153,8 @@ std::map<std::string, std::string> write_tensors(const std::string& dir, const s
     if (turn >= mine.size() || failure) continue;
     try {
       const std::size_t file = mine[turn].file;
-      if (turn == 0 || mine[turn - 1].file != file) writer.emplace(dir + "/" + files[file].first, files[file].second);
+      if (turn == 0 || mine[turn - 1].file != file)
+        writer.emplace(str(dir, "/", files[file].first), files[file].second);
       writer->write(values.data(), std::ssize(values));
       if (turn + 1 < mine.size() && mine[turn + 1].file == file) continue;
       writer->close();

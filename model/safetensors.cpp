@@ -164,7 +164,7 @@ SafetensorsReader::SafetensorsReader(const std::string& dir, const std::string& 
                    " is said to be in \"", name, "\", which is no file name of its directory; write the index anew");
     names.insert(name);
   }
-  for (const std::string& name : names) add(dir + "/" + name);
+  for (const std::string& name : names) add(str(dir, "/", name));
 }
 
 void SafetensorsReader::add(const std::string& path) {
@@ -270,7 +270,7 @@ void SafetensorsWriter::finish_tensor() {
 
 void SafetensorsWriter::write_bytes(const void* data, std::int64_t bytes) {
   if (bytes == 0) return;
-  check(current_ < tensors_.size() && bytes <= tensors_[current_].bytes() - written_, path(), ": ", bytes,
+  check(current_ < tensors_.size() && bytes <= tensors_[current_].bytes() - written_, file_.path(), ": ", bytes,
         " bytes were given beyond the end of ",
         current_ < tensors_.size() ? tensors_[current_].describe() : "the last tensor");
   file_.write(data, bytes);
@@ -281,7 +281,7 @@ void SafetensorsWriter::write_bytes(const void* data, std::int64_t bytes) {
 
 void SafetensorsWriter::write(const float* values, std::int64_t count) {
   if (current_ == tensors_.size() || tensors_[current_].type == FileType::F32) return write_bytes(values, count * 4);
-  check(tensors_[current_].type == FileType::BF16, path(), ": float values were given for ",
+  check(tensors_[current_].type == FileType::BF16, file_.path(), ": float values were given for ",
         tensors_[current_].describe());
   std::vector<std::uint16_t> buffer(static_cast<std::size_t>(std::min(count, piece / 2)));
   for (std::int64_t done = 0; done < count; done += piece / 2) {
@@ -292,7 +292,7 @@ void SafetensorsWriter::write(const float* values, std::int64_t count) {
 }
 
 void SafetensorsWriter::close() {
-  check(current_ == tensors_.size(), path(), ": tensor ",
+  check(current_ == tensors_.size(), file_.path(), ": tensor ",
         current_ < tensors_.size() ? tensors_[current_].describe() : "", " was not written to its end");
   file_.close();
 }

@@ -82,7 +82,6 @@ class SafetensorsWriter {
   const std::map<std::string, std::string>& checksums() const { return checksums_; }
 
  private:
-  const std::string& path() const { return file_.path(); }
   void finish_tensor();
 
   File file_;
