@@ -29,8 +29,7 @@ GptBigCode::GptBigCode(Device& device, Mesh& mesh, const ModelConfig& config, Sp
       seq_len_(seq_len),
       local_positions_(local_positions(sp_mode, seq_len, mesh.layout.sp, mesh.layout.sp_rank())),
       tp_(device, *mesh.tp, rows * seq_len / mesh.layout.sp * config.n_embd, dtype),
-      sp_(device, *mesh.sp, sp_mode, seq_len,
-          largest_exchange(config_, shard_, sp_mode, rows * seq_len, mesh.layout.sp), dtype),
+      sp_(device, *mesh.sp, sp_mode, largest_exchange(config_, shard_, sp_mode, rows * seq_len, mesh.layout.sp), dtype),
       attention_(device, config_, shard_, sp_, rows, seq_len, dtype, train),
       head_(device, config_, shard_, tp_, rows * seq_len / mesh.layout.sp, dtype, train) {
   check_usage(seq_len >= 1 && seq_len <= config.n_positions, "seq_len ", seq_len,

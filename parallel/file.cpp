@@ -35,6 +35,11 @@ File::File(const std::string& path, const std::string& written, int flags)
   if (descriptor_ < 0) fail("cannot be opened");
 }
 
+File::File(File&& other) noexcept
+    : path_(std::move(other.path_)),
+      written_(std::move(other.written_)),
+      descriptor_(std::exchange(other.descriptor_, -1)) {}
+
 File::~File() {
   if (descriptor_ < 0) return;
   ::close(descriptor_);

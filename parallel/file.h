@@ -30,8 +30,8 @@ class File {
   // For writing, under a name that was free beside `path`. It takes its own at close(), in place of an older file, and
   // is removed when that does not come. What is there and no plain file (/dev/null, a link) is written to directly.
   static File create(const std::string& path);
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
+  File(File&& other) noexcept;
+  File& operator=(File&&) = delete;
   ~File();
 
   const std::string& path() const { return path_; }

@@ -260,8 +260,8 @@ void Checkpoint::verify(std::int64_t part, std::int64_t parts) const {
     if (index++ % parts != part) continue;
     const StoredTensor& stored = files(name).at(name);
     const std::string sum = files(name).checksum(stored);
-    check_contents(sum == expected, files(name).path(stored), ": tensor ", name, " has the checksum ", sum, " instead of ",
-                   expected);
+    check_contents(sum == expected, files(name).path(stored), ": tensor ", name, " has the checksum ", sum,
+                   " instead of ", expected);
   }
 }
 

@@ -19,8 +19,9 @@ void Optimizer::update(Weights& weights, Gradients& gradients, double lr, double
     const Tensor compute = weights.compute(unit);
     for (std::size_t i = place_.flat.first_parameter[u]; i < place_.flat.first_parameter[u + 1]; ++i) {
       const Parameter& p = place_.table().parameters[i];
-      const std::int64_t begin = place_.flat.offset[i], end = begin + place_.slices.real(i);
-      const auto part = [&](Tensor t) { return t.empty() ? t : Owned{t, master.begin}.part(begin, end); };
+      const std::int64_t begin = place_.flat.offset[i];
+      const Stretch all{unit, begin, begin + place_.slices.real(i)};
+      const auto part = [&](Tensor t) { return t.empty() ? t : Owned{t, master.begin}.part(all); };
       if (part(master.data).empty()) continue;
       const float decay = p.decay ? settings_.weight_decay : 0.0f;
       if (settings_.adamw) {
