@@ -1,8 +1,9 @@
-// A directory of a test's own, removed at its end, and the sentence of an error.
+// A directory of a test's own, removed at its end, what a directory holds, and the sentence of an error.
 #pragma once
 
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <string>
 
 #include "kernels/error.h"
@@ -28,12 +29,20 @@ class TempDir {
   std::string path_;
 };
 
-// What the Error thrown by `f` says; empty when it throws none.
-template <class F>
-std::string sentence(F f) {
+// What lies in a directory; nothing where there is none.
+inline std::set<std::string> names(const std::string& directory) {
+  std::set<std::string> all;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, none)) all.insert(entry.path().filename());
+  return all;
+}
+
+// What the exception thrown by `f` says; empty when it throws none.
+template <class Exception = Error, class F>
+std::string sentence(const F& f) {
   try {
     f();
-  } catch (const Error& e) {
+  } catch (const Exception& e) {
     return e.what();
   }
   return "";

@@ -19,83 +19,53 @@ std::uint64_t mixed(std::uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
-std::size_t position(const ParameterTable& table, const std::string& name) {
-  const auto at = std::find_if(table.parameters.begin(), table.parameters.end(),
-                               [&](const Parameter& p) { return p.name == name; });
-  return static_cast<std::size_t>(at - table.parameters.begin());
+VerifyCase make_case(Options options, ModelConfig config, FetchRange weights, HostBatch batch) {
+  config.embd_pdrop = config.resid_pdrop = config.attn_pdrop = 0;
+  options.optimizer = "sgd";
+  options.steps = 1;
+  options.lr = 1 << 20;
+  options.weight_decay = options.clip_norm = 0;
+  options.micro_batch = 0;
+  return {config, std::move(weights), std::move(batch), std::move(options)};
 }
 
 }  // namespace
 
-std::int64_t small_heads(int world) {
-  return std::lcm(4, world);
-}
-
-VerifyCase small_case(int world, bool multi_query, bool tied) {
-  const std::int64_t heads = small_heads(world);
-  VerifyCase c;
-  c.config.n_head = heads;
-  c.config.n_embd = 5 * heads;
-  c.config.n_inner = 9 * heads;
-  c.config.n_layer = 3;
-  c.config.vocab_size = 97;
-  c.config.n_positions = 2 * heads + 3;
-  c.config.multi_query = multi_query;
-  c.config.tie_word_embeddings = tied;
-  c.config.embd_pdrop = c.config.resid_pdrop = c.config.attn_pdrop = 0;
-  c.config.bos_token_id = c.config.eos_token_id = -1;
-  const ParameterTable table = gpt_bigcode_table(c.config);
-  c.weights = [table](std::size_t i, std::int64_t first, std::int64_t count, float* out) {
+VerifyCase small_case(const Options& options, int world, bool multi_query, bool tied) {
+  const std::int64_t heads = std::lcm(4, world), T = 2 * heads;
+  const ModelConfig config{.vocab_size = 97,
+                           .n_positions = T + 3,
+                           .n_embd = 5 * heads,
+                           .n_layer = 3,
+                           .n_head = heads,
+                           .n_inner = 9 * heads,
+                           .multi_query = multi_query,
+                           .tie_word_embeddings = tied};
+  HostBatch batch{2 * heads, T, {}, {}};
+  for (std::int64_t i = 0; i < batch.rows * (T + 1); ++i) {
+    const auto id = static_cast<std::int32_t>(mixed(static_cast<std::uint64_t>(i)) % 97);
+    if (i % (T + 1) < T) batch.ids.push_back(id);
+    if (i % (T + 1) > 0) batch.labels.push_back(id);
+  }
+  const auto weights = [table = gpt_bigcode_table(config)](std::size_t i, std::int64_t first, std::int64_t count,
+                                                           float* out) {
     for (std::int64_t e = 0; e < count; ++e) {
       const std::uint64_t bits = mixed(mixed(i) + static_cast<std::uint64_t>(first + e));
       out[e] = table.parameters[i].init_mean + static_cast<float>(bits >> 40) * 0x1p-24f * 0.6f - 0.3f;
     }
   };
-  c.batch.rows = 2 * heads;
-  c.batch.seq_len = 2 * heads;
-  const std::int64_t T = c.batch.seq_len, n = c.batch.rows * (T + 1);
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t row = i / (T + 1), t = i % (T + 1);
-    const auto id = static_cast<std::int32_t>(mixed(static_cast<std::uint64_t>(i)) % 97);
-    if (t < T) c.batch.ids.push_back(id);
-    if (t > 0) c.batch.labels.push_back(t <= 3 * row % T ? -100 : id);
-  }
-  return c;
+  return make_case(options, config, weights, batch);
 }
 
-VerifyCase known_losses(const VerifyCase& small) {
-  VerifyCase c = small;
-  const ParameterTable table = gpt_bigcode_table(c.config);
-  const std::size_t wte = position(table, "transformer.wte.weight"), scale = position(table, "transformer.ln_f.weight"),
-                    shift = position(table, "transformer.ln_f.bias");
-  const std::int64_t V = c.config.vocab_size, C = c.config.n_embd;
-  c.weights = [=, inner = small.weights](std::size_t i, std::int64_t first, std::int64_t count, float* out) {
-    inner(i, first, count, out);
-    // Whatever the blocks do, the head sees the first unit vector, and the logits are the table's first column.
-    constexpr double loss[4] = {4, 1, 2, 6};
-    double rest = 1;
-    for (const double l : loss) rest -= std::exp(-l);
-    for (std::int64_t e = 0; e < count; ++e) {
-      const std::int64_t row = (first + e) / C;
-      if (i == scale) out[e] = 0;
-      if (i == shift) out[e] = first + e == 0 ? 1.0f : 0.0f;
-      if (i == wte && (first + e) % C == 0)
-        out[e] = static_cast<float>(row < 4 ? -loss[row] : std::log(rest / static_cast<double>(V - 4)));
-    }
-  };
-  return c;
+VerifyCase model_case(const Options& options, const ModelSource& source, HostBatch batch) {
+  return make_case(options, source.config(), source.fetch(), std::move(batch));
 }
 
-VerifyCase model_case(const Options& options, const ModelSource& source, int ranks, std::int64_t memory) {
-  VerifyCase c{source.config(), nullptr,
-               options.batch.empty() ? small_case(ranks).batch : read_batch(options.batch, source.config())};
-  c.config.embd_pdrop = c.config.resid_pdrop = c.config.attn_pdrop = 0;
-  check_usage(c.batch.seq_len <= c.config.n_positions, "the model's n_positions ", c.config.n_positions,
-              " is below the ", c.batch.seq_len, " tokens of a row; give a shorter batch or fewer ranks");
+void cut_to_memory(VerifyCase& c, const ModelSource& source, std::int64_t memory) {
   const auto too_large = [&] {
-    const std::unique_ptr<Device> dry = make_device(options, true);
+    const std::unique_ptr<Device> dry = make_device(c.options, true);
     const std::unique_ptr<Mesh> mesh = Mesh::single();
-    StepSettings settings = verify_settings(options, c);
+    StepSettings settings = step_settings(c.options, c.batch.seq_len);
     settings.micro_batch = c.batch.rows;
     ModelWeights weights(*dry, *mesh, c.config, settings.zero);
     Step(weights, settings).run_empty();
@@ -109,47 +79,68 @@ VerifyCase model_case(const Options& options, const ModelSource& source, int ran
     for (std::int32_t& id : *ids)
       if (id >= 0) id = static_cast<std::int32_t>(id % c.config.vocab_size);
   // By name, for positions change with the number of blocks; a smaller table is the beginning of the whole one.
-  std::vector<std::size_t> from;
-  for (const Parameter& p : gpt_bigcode_table(c.config).parameters) from.push_back(position(source.table(), p.name));
-  c.weights = [from, &source](std::size_t i, std::int64_t first, std::int64_t count, float* out) {
-    source.read(from[i], first, count, out);
+  c.weights = [table = gpt_bigcode_table(c.config), &source](std::size_t i, std::int64_t first, std::int64_t count,
+                                                             float* out) {
+    std::size_t at = 0;
+    while (source.table().parameters[at].name != table.parameters[i].name) ++at;
+    source.read(at, first, count, out);
+  };
+}
+
+VerifyCase masked(VerifyCase c, std::int64_t rows, const std::function<bool(std::int64_t row, std::int64_t t)>& good) {
+  c.batch.rows = rows;
+  for (std::int64_t i = 0; i < rows * c.batch.seq_len; ++i)
+    if (!good(i / c.batch.seq_len, i % c.batch.seq_len)) c.batch.labels[static_cast<std::size_t>(i)] = -100;
+  return c;
+}
+
+VerifyCase uneven(const VerifyCase& c) {
+  return masked(c, c.batch.rows, [T = c.batch.seq_len](auto row, auto t) { return t >= 3 * row % T; });
+}
+
+VerifyCase known_losses(const VerifyCase& small, std::int64_t rows) {
+  VerifyCase c = masked(small, rows, [](auto, auto) { return false; });
+  // The head sees the first unit vector, so that the logits are the table's first column.
+  c.weights = [config = c.config](std::size_t i, std::int64_t first, std::int64_t count, float* out) {
+    const std::string name = gpt_bigcode_table(config).parameters[i].name;
+    constexpr double loss[4] = {4, 1, 2, 6};
+    double rest = 1;
+    for (const double l : loss) rest -= std::exp(-l);
+    const double other = std::log(rest / static_cast<double>(config.vocab_size - 4));
+    for (std::int64_t e = first, row = 0; e < first + count; ++e) {
+      const bool logit = name == "transformer.wte.weight" && e % config.n_embd == 0;
+      row = e / config.n_embd;
+      *out++ = static_cast<float>(logit ? (row < 4 ? -loss[row] : other) : name == "transformer.ln_f.bias" && e == 0);
+    }
   };
   return c;
 }
 
-WholeTensors read_whole(const VerifyCase& c) {
-  WholeTensors all;
-  for (const Parameter& p : gpt_bigcode_table(c.config).parameters) {
-    all.emplace_back(static_cast<std::size_t>(p.numel()));
-    c.weights(all.size() - 1, 0, p.numel(), all.back().data());
-  }
-  return all;
+std::unique_ptr<Mesh> first_ranks(Communicator& world, Layout layout) {
+  if (world.rank() >= layout.world()) return nullptr;
+  layout.rank = world.rank();
+  std::vector<int> members(static_cast<std::size_t>(layout.world()));
+  std::iota(members.begin(), members.end(), 0);
+  return std::make_unique<Mesh>(world.split(members, "world"), layout);
 }
 
-StepSettings verify_settings(const Options& options, const VerifyCase& c) {
-  StepSettings settings = step_settings(options, c.batch.seq_len);
-  settings.micro_batch = 0;
-  settings.optimizer = {false, 0, 0, 0, 0};
-  settings.clip_norm = 0;
-  return settings;
-}
-
-Measured measure(const Options& options, Communicator& group, const Layout& layout, const VerifyCase& c,
-                 StepSettings settings, int steps, double lr) {
+Measured measure(Communicator& world, const Layout& layout, const VerifyCase& c) {
+  const std::unique_ptr<Mesh> mesh = first_ranks(world, layout);
+  if (!mesh) return {};
+  StepSettings settings = step_settings(c.options, c.batch.seq_len);
   const std::int64_t rows = c.batch.rows / layout.dp;
   if (settings.micro_batch == 0) settings.micro_batch = rows % 2 == 0 ? rows / 2 : 1;
-  const std::unique_ptr<Device> device = make_device(options, false);
-  Mesh mesh(group, layout);
-  ModelWeights weights(*device, mesh, c.config, settings.zero);
+  const std::unique_ptr<Device> device = make_device(c.options, false);
+  ModelWeights weights(*device, *mesh, c.config, settings.zero);
   weights.load(c.weights);
   Step step(weights, settings);
   Measured m;
-  for (int i = 0; i < steps; ++i) {
-    m.result = step.run(c.batch.of_rank(layout), 7, i, lr);
+  for (std::int64_t i = 0; i < c.options.steps; ++i) {
+    m.result = step.run(c.batch.of_rank(mesh->layout), 7, i, c.options.lr);
     m.losses.push_back(m.result.loss);
   }
   try {
-    check_replicas(*device, mesh, weights.place(), weights.units(), settings.zero.stage);
+    check_replicas(*device, *mesh, weights.place(), weights.units(), settings.zero.stage);
   } catch (const Error& e) {  // which every rank throws alike
     m.replicas = e.what();
   }
@@ -157,32 +148,24 @@ Measured measure(const Options& options, Communicator& group, const Layout& layo
     weights.units().gather(unit);
     weights.units().release(unit);
   }
-  for (std::size_t i = 0; steps == 1 && i < weights.table().parameters.size(); ++i) {
-    const std::int64_t n = layout.rank == 0 ? weights.table().parameters[i].numel() : 0;
+  for (std::size_t i = 0; i < weights.table().parameters.size(); ++i) {
+    const std::int64_t n = world.rank() == 0 ? weights.table().parameters[i].numel() : 0;
     std::vector<std::int64_t> wanted(static_cast<std::size_t>(layout.world()), -1);
     wanted[0] = static_cast<std::int64_t>(i);
     std::vector<float> after(static_cast<std::size_t>(n));
     weights.assembly().gather(wanted, weights.source(), after.data());
-    if (layout.rank != 0) continue;
+    if (world.rank() != 0) continue;
     std::vector<float>& change = m.gradient.emplace_back(after.size());
     c.weights(i, 0, n, change.data());
     for (std::size_t e = 0; e < after.size(); ++e)
-      change[e] = static_cast<float>((static_cast<double>(change[e]) - after[e]) / lr);
+      change[e] = static_cast<float>((static_cast<double>(change[e]) - after[e]) / c.options.lr);
   }
   return m;
 }
 
-Measured measure_alone(const Options& options, const VerifyCase& c, StepSettings settings, int steps, double lr) {
-  settings.micro_batch = c.batch.rows;
-  const auto alone = make_single_communicator("world");
-  return measure(options, *alone, Layout{}, c, settings, steps, lr);
-}
-
-std::vector<Part> each_parameter(const ParameterTable& table) {
-  std::vector<Part> parts;
-  for (std::size_t i = 0; i < table.parameters.size(); ++i)
-    parts.push_back({table.parameters[i].name, {{i, 0, table.parameters[i].numel()}}});
-  return parts;
+Measured measure_alone(Communicator& world, VerifyCase c) {
+  c.options.micro_batch = c.batch.rows;
+  return measure(world, Layout{}, c);
 }
 
 std::vector<Part> parameter_groups(const ModelConfig& config) {
@@ -211,21 +194,24 @@ std::vector<Part> parameter_groups(const ModelConfig& config) {
   return groups;
 }
 
-Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& ref, double right) {
-  double dot = 0, square = 0, own = 0, error = 0;
+Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& ref) {
+  double dot = 0, square = 0, own = 0;
   for (const Part::Range& range : part.ranges) {
     for (auto e = static_cast<std::size_t>(range.begin); e < static_cast<std::size_t>(range.end); ++e) {
       const double a = g[range.parameter][e], b = ref[range.parameter][e];
       dot += a * b;
       square += b * b;
       own += a * a;
-      error += (a - right * b) * (a - right * b);
     }
   }
   constexpr double infinite = std::numeric_limits<double>::infinity();
-  if (square == 0) return own == 0 ? Likeness{1, 0, 0, 0} : Likeness{infinite, infinite, infinite, 0};
+  if (square == 0) return own == 0 ? Likeness{1, 0, 0} : Likeness{infinite, infinite, 0};
   const double ratio = dot / square;
-  return {ratio, std::sqrt(error / square) / right, std::sqrt(std::abs(own - ratio * dot) / square), std::sqrt(square)};
+  return {ratio, std::sqrt(std::abs(own - ratio * dot) / square), std::sqrt(square)};
+}
+
+double squares(const std::vector<float>& x) {
+  return std::accumulate(x.begin(), x.end(), 0.0, [](double sum, double e) { return sum + e * e; });
 }
 
 }  // namespace onescale

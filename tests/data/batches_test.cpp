@@ -143,27 +143,24 @@ TEST(Batches, MaskedTokensAreNoTargets) {
 
 TEST(Batches, TooLittleDataIsOneSentence) {
   TempDir dir;
-  expect_contains(sentence_of([&] { Dataset(dir / "", "train", vocabulary()); }),
+  expect_contains(sentence([&] { Dataset(dir / "", "train", vocabulary()); }),
                   {"train_*.bin", "no token files", "prepare"});
   EXPECT_FALSE(Dataset::exists(dir / "", "train"));
   write_shards(dir, {20, 13});
   EXPECT_TRUE(Dataset::exists(dir / "", "train"));
   EXPECT_FALSE(Dataset::exists(dir / "", "val"));
   const Dataset data(dir / "", "train", vocabulary());
-  expect_contains(sentence_of([&] { Batches(data, 33, 0, SampleOrder::shuffled); }),
+  expect_contains(sentence([&] { Batches(data, 33, 0, SampleOrder::shuffled); }),
                   {"33 tokens", "seq_len 33", "needs 34"});
   Batches batches(data, 8, 0, SampleOrder::shuffled);
   batches.require_rows(4);
-  expect_contains(sentence_of([&] { batches.require_rows(5); }),
+  expect_contains(sentence([&] { batches.require_rows(5); }),
                   {"33 tokens", "4 rows of seq_len 8", "a step takes 5", "global_batch"});
-  expect_contains(sentence_of<UsageError>([&] { Batches(data, 0, 0, SampleOrder::shuffled); }), {"seq_len is 0"});
+  expect_contains(sentence<UsageError>([&] { Batches(data, 0, 0, SampleOrder::shuffled); }), {"seq_len is 0"});
   Vocabulary other = vocabulary();
   other.hash[0] = 9;
-  expect_contains(sentence_of([&] { Dataset(dir / "", "train", other); }), {"train_000000.bin", "another tokenizer"});
-  expect_contains(sentence_of([&] {
-                    Dataset(dir / "", "train", {vocab - 1, 0, {}});
-                  }),
-                  {"vocabulary of 997", "has 996"});
+  expect_contains(sentence([&] { Dataset(dir / "", "train", other); }), {"train_000000.bin", "another tokenizer"});
+  expect_contains(sentence([&] { Dataset(dir / "", "train", {vocab - 1, 0, {}}); }), {"vocabulary of 997", "has 996"});
 }
 
 TEST(Dataset, HashIsOfAllShards) {
@@ -183,7 +180,7 @@ TEST(Dataset, HashIsOfAllShards) {
 TEST(Batches, DamageIsReportedFromTheThread) {
   TempDir dir;
   write_shards(dir, {100});
-  std::string bytes = read_bytes(dir / "train_000000.bin");
+  std::string bytes = read_text(dir / "train_000000.bin");
   bytes[1024 + 2 * 50 + 1] = static_cast<char>(0xF0);
   write_bytes(dir / "train_000000.bin", bytes);
   const Dataset data(dir / "", "train", vocabulary());
@@ -191,8 +188,8 @@ TEST(Batches, DamageIsReportedFromTheThread) {
   EXPECT_EQ(batches.rows(0, 5).good_tokens, 45);
   batches.prefetch(5, 2);
   EXPECT_EQ(batches.rows(1, 2).good_tokens, 18);
-  expect_contains(sentence_of([&] { batches.rows(5, 2); }), {"train_000000.bin", "byte 1124", "vocabulary size 997"});
-  expect_contains(sentence_of([&] { batches.rows(5, 1); }), {"byte 1124"});
+  expect_contains(sentence([&] { batches.rows(5, 2); }), {"train_000000.bin", "byte 1124", "vocabulary size 997"});
+  expect_contains(sentence([&] { batches.rows(5, 1); }), {"byte 1124"});
   batches.prefetch(5, 2);  // an error that nobody fetches ends with the object
 }
 

@@ -70,22 +70,22 @@ TEST(Documents, BadInputIsOneSentence) {
   TempDir dir;
   const auto read = [&](const std::string& lines) {
     write_bytes(dir / "d.jsonl", lines);
-    return sentence_of([&] { all(Documents({dir / "d.jsonl"}, {})); });
+    return sentence([&] { all(Documents({dir / "d.jsonl"}, {})); });
   };
   expect_contains(read("{\"text\": \"a\"}\n{\"text\": \"b\n"), {"d.jsonl line 2", "correct it"});
   expect_contains(read("{\"text\": \"a\"}\n\n{\"txt\": \"b\"}\n"), {"d.jsonl line 3", "\"text\"", "correct the line"});
   expect_contains(read("{\"prompt\": \"a\"}\n"), {"d.jsonl line 1", "\"completion\""});
   expect_contains(read("[1]\n"), {"d.jsonl line 1"});
   expect_contains(read("{\"text\": 5}\n"), {"d.jsonl line 1", "text"});
-  expect_contains(sentence_of<UsageError>([&] { Documents({dir / "absent"}, {}); }), {"absent", "does not exist"});
-  expect_contains(sentence_of<UsageError>([&] { Documents({}, {}); }), {"No input"});
+  expect_contains(sentence<UsageError>([&] { Documents({dir / "absent"}, {}); }), {"absent", "does not exist"});
+  expect_contains(sentence<UsageError>([&] { Documents({}, {}); }), {"No input"});
   write_bytes(dir / "t/a.txt", "a");
-  expect_contains(sentence_of<UsageError>([&] {
+  expect_contains(sentence<UsageError>([&] {
                     Documents({dir / "t"}, {"*.py", "*.c"});
                   }),
                   {"/t", "*.py *.c", "nothing to prepare"});
   write_bytes(dir / "t/a.txt", "");
-  expect_contains(sentence_of<UsageError>([&] { Documents({dir / "t"}, {}); }), {"1 files", "no bytes"});
+  expect_contains(sentence<UsageError>([&] { Documents({dir / "t"}, {}); }), {"1 files", "no bytes"});
 }
 
 TEST(Documents, FingerprintSeesNamesAndContents) {

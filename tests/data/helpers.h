@@ -1,65 +1,33 @@
-// What the tests of data/ share: a directory that goes away, files, arbitrary texts and a small tokenizer.
+// What the tests of data/ share: files, arbitrary texts and a small tokenizer.
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "data/shard.h"
 #include "data/tokenizer.h"
-#include "kernels/error.h"
+#include "parallel/file.h"
+#include "tests/temp_dir.h"
 
 namespace onescale {
-
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "onescale_data_XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 inline void write_bytes(const std::string& path, const std::string& bytes) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-inline std::string read_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // The sidecar of a shard.
 inline std::vector<std::int64_t> document_ends(const std::string& docs) {
-  const std::string bytes = read_bytes(docs);
+  const std::string bytes = read_text(docs);
   std::vector<std::int64_t> ends(bytes.size() / 8);
   std::memcpy(ends.data(), bytes.data(), ends.size() * 8);
   return ends;
-}
-
-// The sentence that work() throws; empty when it throws nothing.
-template <class Exception = Error, class Work>
-std::string sentence_of(const Work& work) {
-  try {
-    work();
-  } catch (const Exception& e) {
-    return e.what();
-  }
-  return "";
 }
 
 inline void expect_contains(const std::string& sentence, const std::vector<std::string>& parts) {

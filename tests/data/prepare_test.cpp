@@ -39,7 +39,7 @@ PrepareOptions options_of(const TempDir& dir, const std::string& out) {
 std::map<std::string, std::string> files_of(const std::string& dir) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(dir))
-    files[entry.path().filename()] = read_bytes(entry.path());
+    files[entry.path().filename()] = read_text(entry.path());
   return files;
 }
 
@@ -197,21 +197,21 @@ TEST(Prepare, ReusesOrRefusesWhatIsThere) {
   EXPECT_EQ(second.val.bytes, first.val.bytes);
   const auto before = files_of(dir / "out");
   options.seed = 9;
-  expect_contains(sentence_of<UsageError>([&] { prepare(options); }),
+  expect_contains(sentence<UsageError>([&] { prepare(options); }),
                   {"out exists", "seed \"3\"", "not \"9\"", "another directory"});
   options.seed = 3;
   write_bytes(dir / "tree/new.py", "x");
-  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"out exists", "files 61, not 62"});
+  expect_contains(sentence<UsageError>([&] { prepare(options); }), {"out exists", "files 61, not 62"});
   std::filesystem::remove(dir / "tree/new.py");
-  std::string edited = read_bytes(dir / "tree/0/0.py");
+  std::string edited = read_text(dir / "tree/0/0.py");
   edited[0] = 'I';  // of the same length
   write_bytes(dir / "tree/0/0.py", edited);
-  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"out exists", "input_hash", "remove it"});
+  expect_contains(sentence<UsageError>([&] { prepare(options); }), {"out exists", "input_hash", "remove it"});
   EXPECT_EQ(files_of(dir / "out"), before);
   write_bytes(dir / "mine/notes.txt", "keep me");
   options.out = dir / "mine";
-  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"mine exists and is not a prepared data set"});
-  EXPECT_EQ(read_bytes(dir / "mine/notes.txt"), "keep me");
+  expect_contains(sentence<UsageError>([&] { prepare(options); }), {"mine exists and is not a prepared data set"});
+  EXPECT_EQ(read_text(dir / "mine/notes.txt"), "keep me");
 }
 
 TEST(Prepare, FailuresLeaveNothing) {
@@ -220,28 +220,28 @@ TEST(Prepare, FailuresLeaveNothing) {
   write_bytes(dir / "tree/zzz.jsonl", "{\"text\": \"a\"}\n{\"text\": broken}\n");
   PrepareOptions options = options_of(dir, "out");
   write_bytes(dir / "out.partial/notes.txt", "keep me");  // not ours
-  expect_contains(sentence_of([&] { prepare(options); }), {"zzz.jsonl line 2"});
+  expect_contains(sentence([&] { prepare(options); }), {"zzz.jsonl line 2"});
   EXPECT_FALSE(std::filesystem::exists(dir / "out"));
-  EXPECT_EQ(read_bytes(dir / "out.partial/notes.txt"), "keep me");
+  EXPECT_EQ(read_text(dir / "out.partial/notes.txt"), "keep me");
   std::filesystem::remove_all(dir / "out.partial");
   for (const auto& entry : std::filesystem::directory_iterator(dir / ".")) EXPECT_EQ(entry.path().filename(), "tree");
 
   options.inputs = {dir / "tree/0"};
   options.out = "/proc/out";
-  expect_contains(sentence_of([&] { prepare(options); }), {"/proc/out", "cannot be made"});
+  expect_contains(sentence([&] { prepare(options); }), {"/proc/out", "cannot be made"});
   options.out = "";
-  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"No output directory"});
+  expect_contains(sentence<UsageError>([&] { prepare(options); }), {"No output directory"});
   options.out = dir / "out";
   options.inputs = {dir / "tree/0/0.py"};
   options.validation_share = 0.99;
-  expect_contains(sentence_of([&] { prepare(options); }), {"All documents fell to validation", "val_share"});
+  expect_contains(sentence([&] { prepare(options); }), {"All documents fell to validation", "val_share"});
   options.inputs = {dir / "tree/0"};
   options.validation_share = 0;
   options.vocab_size = 100'000;
-  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"vocab_size is 100000", "at most"});
+  expect_contains(sentence<UsageError>([&] { prepare(options); }), {"vocab_size is 100000", "at most"});
   options.vocab_size = 330;
   options.fim.fim = 1.5;
-  expect_contains(sentence_of<UsageError>([&] { prepare(options); }), {"fim_rate is 1.5", "between 0 and 1"});
+  expect_contains(sentence<UsageError>([&] { prepare(options); }), {"fim_rate is 1.5", "between 0 and 1"});
 }
 
 }  // namespace

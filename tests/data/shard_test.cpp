@@ -61,13 +61,13 @@ TEST(Shard, WritesTheDocumentedBytes) {
   writer.add_document(std::vector<std::int32_t>{1, 2, 3});
   writer.add_document(std::vector<std::int32_t>{1, 999});
   writer.finish();
-  const std::string bytes = read_bytes(dir / "a.bin");
+  const std::string bytes = read_text(dir / "a.bin");
   ASSERT_EQ(bytes.size(), 1024U + 2 * 5);
   const std::vector<std::int32_t> header = {20240520, 1, 5, 1000, 1, 3, 11, 22, 33, 44, 0, 0, 0, 0, 5, 0, 999, 0};
   for (std::size_t i = 0; i < header.size(); ++i) EXPECT_EQ(at<std::int32_t>(bytes, 4 * i), header[i]) << "word " << i;
   const std::vector<std::uint16_t> tokens = {1, 2, 3, 1, 999};
   EXPECT_EQ(std::memcmp(bytes.data() + 1024, tokens.data(), 10), 0);
-  const std::string ends = read_bytes(dir / "a.docs");
+  const std::string ends = read_text(dir / "a.docs");
   ASSERT_EQ(ends.size(), 16U);
   EXPECT_EQ(at<std::uint64_t>(ends, 0), 3U);
   EXPECT_EQ(at<std::uint64_t>(ends, 8), 5U);
@@ -83,7 +83,7 @@ TEST(Shard, LargeVocabulariesUseFourBytes) {
   ShardWriter writer(dir / "a.bin", vocabulary(70000));
   writer.add_document(std::vector<std::int32_t>{1, 69999, 65536});
   writer.finish();
-  const std::string bytes = read_bytes(dir / "a.bin");
+  const std::string bytes = read_text(dir / "a.bin");
   EXPECT_EQ(at<std::int32_t>(bytes, 0), 20240801);
   EXPECT_EQ(at<std::int32_t>(bytes, 4), 7);
   EXPECT_EQ(bytes.size(), 1024U + 12);
@@ -97,29 +97,29 @@ TEST(Shard, MaskMarksTokens) {
   writer.add_document(std::vector<std::int32_t>{1, 5, 6, 7}, std::vector<std::uint8_t>{0, 1, 1, 0});
   writer.add_document(std::vector<std::int32_t>(10, 4));
   writer.finish();
-  EXPECT_EQ(read_bytes(dir / "a.mask"), std::string("\0\xC0\0\0", 4));  // bits 14 and 15 of 27
+  EXPECT_EQ(read_text(dir / "a.mask"), std::string("\0\xC0\0\0", 4));  // bits 14 and 15 of 27
   const Shard shard(dir / "a.bin", vocabulary(1000));
   std::vector<std::int32_t> ids(27);
   std::vector<std::uint8_t> mask(27);
   shard.read(0, 27, ids.data(), mask.data());
   for (std::size_t i = 0; i < 27; ++i) EXPECT_EQ(mask[i], i == 14 || i == 15) << i;
   write_bytes(dir / "a.mask", "abc");
-  expect_contains(sentence_of([&] { Shard(dir / "a.bin", vocabulary(1000)); }),
+  expect_contains(sentence([&] { Shard(dir / "a.bin", vocabulary(1000)); }),
                   {"a.mask", "27 tokens", "4 bytes", "has 3"});
 }
 
 TEST(Shard, RefusesIdsOutsideTheVocabularyWhenWriting) {
   TempDir dir;
   ShardWriter writer(dir / "a.bin", vocabulary(100));
-  expect_contains(sentence_of([&] { writer.add_document(std::vector<std::int32_t>{100}); }),
+  expect_contains(sentence([&] { writer.add_document(std::vector<std::int32_t>{100}); }),
                   {"a.bin", "id 100", "vocabulary of 100"});
-  expect_contains(sentence_of([&] { writer.add_document(std::vector<std::int32_t>{-1}); }), {"a.bin", "id -1"});
+  expect_contains(sentence([&] { writer.add_document(std::vector<std::int32_t>{-1}); }), {"a.bin", "id -1"});
 }
 
 TEST(Shard, AFullDiskIsOneSentence) {
   TempDir dir;
   std::filesystem::create_symlink("/dev/full", dir / "a.bin");
-  expect_contains(sentence_of([&] {
+  expect_contains(sentence([&] {
                     ShardWriter writer(dir / "a.bin", vocabulary(100));
                     writer.add_document(std::vector<std::int32_t>(10'000, 5));
                     writer.finish();
@@ -133,13 +133,13 @@ TEST(Shard, ReadsPlainFilesAndFindsTheFirstBadId) {
   const Shard shard(dir / "plain.bin", vocabulary(50257));
   EXPECT_EQ(read_all(shard), (std::vector<std::int32_t>{50256, 1, 2, 50000}));
   EXPECT_EQ(shard.vocabulary().size, 0);
-  expect_contains(sentence_of([&] { Shard(dir / "plain.bin", vocabulary(50256)); }),
+  expect_contains(sentence([&] { Shard(dir / "plain.bin", vocabulary(50256)); }),
                   {"plain.bin", "id 50256", "byte 1024", "size 50256"});
 
   std::vector<std::uint16_t> tokens(3'000'000, 9);  // two bad ids
   tokens[1'500'000] = 60000, tokens[2'900'000] = 60001;
   write_bytes(dir / "long.bin", plain_file(tokens));
-  expect_contains(sentence_of([&] { Shard(dir / "long.bin", vocabulary(50257)); }),
+  expect_contains(sentence([&] { Shard(dir / "long.bin", vocabulary(50257)); }),
                   {"long.bin", "id 60000", "byte 3001024"});
 }
 
@@ -161,7 +161,7 @@ TEST(Shard, EachDamageIsOneSentence) {
   ShardWriter writer(dir / "a.bin", vocabulary(1000));
   writer.add_document(std::vector<std::int32_t>{1, 2, 3, 4, 5});
   writer.finish();
-  const std::string good = read_bytes(dir / "a.bin");
+  const std::string good = read_text(dir / "a.bin");
   struct Case {
     const char* name;
     std::function<void(std::string&)> damage;
@@ -207,11 +207,11 @@ TEST(Shard, EachDamageIsOneSentence) {
     std::string bytes = good;
     c.damage(bytes);
     write_bytes(dir / "b.bin", bytes);
-    const std::string sentence = sentence_of([&] { Shard(dir / "b.bin", c.expected); });
-    expect_contains(sentence, {"b.bin"});
-    expect_contains(sentence, c.parts);
+    const std::string said = sentence([&] { Shard(dir / "b.bin", c.expected); });
+    expect_contains(said, {"b.bin"});
+    expect_contains(said, c.parts);
   }
-  expect_contains(sentence_of([&] { Shard(dir / "absent.bin", {}); }), {"absent.bin", "No such file"});
+  expect_contains(sentence([&] { Shard(dir / "absent.bin", {}); }), {"absent.bin", "No such file"});
 }
 
 // What a resume compares: the same tokens give the same hash wherever the file lies, other tokens of the same number
@@ -257,20 +257,19 @@ TEST(Shard, ReadsMegatronsFiles) {
   const std::vector<std::int32_t> expected = {7, 8, 9, 65000, 11};
   EXPECT_EQ(read_all(Shard(dir / "train_a.bin", {})), expected);
   EXPECT_EQ(read_all(Shard(dir / "train_a.bin", vocabulary(65001))), expected);
-  expect_contains(sentence_of([&] { Shard(dir / "train_a.bin", vocabulary(65000)); }),
+  expect_contains(sentence([&] { Shard(dir / "train_a.bin", vocabulary(65000)); }),
                   {"train_a.bin", "id 65000", "byte 6", "size 65000"});
   write_bytes(dir / "train_b.bin", data(7, 8, 9, 65000, 11));
   write_bytes(dir / "train_b.idx", index(4, 4, 3));
   EXPECT_EQ(read_all(Shard(dir / "train_b.bin", {})), expected);
 
   write_bytes(dir / "train_a.idx", index(8, 2, 4));
-  expect_contains(sentence_of([&] { Shard(dir / "train_a.bin", {}); }), {"train_a.bin", "10 bytes", "describes 12"});
+  expect_contains(sentence([&] { Shard(dir / "train_a.bin", {}); }), {"train_a.bin", "10 bytes", "describes 12"});
   write_bytes(dir / "train_a.idx", index(8, 3, 3));
-  expect_contains(sentence_of([&] { Shard(dir / "train_a.bin", {}); }),
-                  {"train_a.idx", "sequence 1", "byte 6", "4 was"});
+  expect_contains(sentence([&] { Shard(dir / "train_a.bin", {}); }), {"train_a.idx", "sequence 1", "byte 6", "4 was"});
   for (const std::string& damaged : {index(8, 2, 3).substr(0, 50), index(6, 2, 3), std::string("MMIDIDX")}) {
     write_bytes(dir / "train_a.idx", damaged);
-    expect_contains(sentence_of([&] { Shard(dir / "train_a.bin", {}); }), {"train_a.idx", "no Megatron index"});
+    expect_contains(sentence([&] { Shard(dir / "train_a.bin", {}); }), {"train_a.idx", "no Megatron index"});
   }
 }
 
@@ -280,14 +279,14 @@ TEST(Shard, ReadChecksIds) {
   ShardWriter writer(dir / "a.bin", vocabulary(1000));
   writer.add_document(std::vector<std::int32_t>{1, 2, 3});
   writer.finish();
-  std::string bytes = read_bytes(dir / "a.bin");
+  std::string bytes = read_text(dir / "a.bin");
   bytes[1024 + 5] = static_cast<char>(0x80);
   write_bytes(dir / "a.bin", bytes);
   const Shard shard(dir / "a.bin", vocabulary(1000));
   std::array<std::int32_t, 3> ids{};
   std::array<std::uint8_t, 3> mask{};
   const auto read = [&](std::int64_t first, std::int64_t count) {
-    return sentence_of([&] { shard.read(first, count, ids.data(), mask.data()); });
+    return sentence([&] { shard.read(first, count, ids.data(), mask.data()); });
   };
   expect_contains(read(0, 3), {"a.bin", "id 32771", "byte 1028"});
   expect_contains(read(2, 2), {"a.bin", "tokens 2 to 4"});

@@ -135,13 +135,12 @@ TEST(Tokenizer, PiecesHoldIndentationAndOneDigit) {
 TEST(Tokenizer, RefusesImpossibleVocabularies) {
   WordCounts words;
   words.add("ab ab");
-  expect_contains(sentence_of<UsageError>([&] { Tokenizer::train(words, 100); }),
-                  {"vocab_size is 100", "at least 262"});
-  const std::string sentence = sentence_of<UsageError>([&] { Tokenizer::train(words, 4096); });
-  expect_contains(sentence, {"vocab_size is 4096", "5 bytes", "at most 26"});
-  const std::int64_t most = std::stoll(sentence.substr(sentence.find("at most ") + 8));
+  expect_contains(sentence<UsageError>([&] { Tokenizer::train(words, 100); }), {"vocab_size is 100", "at least 262"});
+  const std::string said = sentence<UsageError>([&] { Tokenizer::train(words, 4096); });
+  expect_contains(said, {"vocab_size is 4096", "5 bytes", "at most 26"});
+  const std::int64_t most = std::stoll(said.substr(said.find("at most ") + 8));
   EXPECT_EQ(Tokenizer::parse(Tokenizer::train(words, most), "most").vocab_size(), most);
-  EXPECT_NE(sentence_of<UsageError>([&] { Tokenizer::train(words, most + 1); }), "");
+  EXPECT_NE(sentence<UsageError>([&] { Tokenizer::train(words, most + 1); }), "");
 }
 
 TEST(Tokenizer, TakesOtherModelsThatKeepText) {
@@ -161,11 +160,11 @@ TEST(Tokenizer, TakesOtherModelsThatKeepText) {
 TEST(Tokenizer, RefusesModelsThatChangeText) {
   TempDir dir;
   write_bytes(dir / "garbage.model", "this is no model");
-  expect_contains(sentence_of([&] { Tokenizer::load(dir / "garbage.model"); }),
+  expect_contains(sentence([&] { Tokenizer::load(dir / "garbage.model"); }),
                   {"garbage.model", "not a sentencepiece model"});
-  expect_contains(sentence_of([&] { Tokenizer::load(dir / "absent.model"); }), {"absent.model", "no such file"});
+  expect_contains(sentence([&] { Tokenizer::load(dir / "absent.model"); }), {"absent.model", "no such file"});
   const auto parse = [](const std::unordered_map<std::string, std::string>& changes) {
-    return sentence_of([&] { Tokenizer::parse(train_plain(changes), "m.model"); });
+    return sentence([&] { Tokenizer::parse(train_plain(changes), "m.model"); });
   };
   expect_contains(parse({{"add_dummy_prefix", "true"}}), {"m.model", "changes text", "--add_dummy_prefix=false"});
   expect_contains(parse({{"normalization_rule_name", "nmt_nfkc"}}), {"m.model", "changes text"});

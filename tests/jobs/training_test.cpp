@@ -11,11 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "data/prepare.h"
 #include "model/hf_files.h"
-#include "parallel/json.h"
+#include "parallel/file.h"
 #include "tests/job.h"
-#include "tests/temp_dir.h"
+#include "tests/runs.h"
 #include "train/checkpoint.h"
 
 namespace onescale {
@@ -29,20 +28,7 @@ class Training : public testing::Test {
   // whose vocabulary no tp divides.
   static void SetUpTestSuite() {
     root = new TempDir;
-    fs::create_directories(*root / "text");
-    for (int i = 0; i < 300; ++i) {
-      std::ofstream(*root / str("text/", i, ".py"))
-          << "def function_" << i << "(x, y):\n    return x * " << i * 7 % 13 << " + y[" << i % 5 << "]\n\nclass C" << i
-          << ":\n    value = " << i * i << "\n";
-    }
-    PrepareOptions prepare_options;
-    prepare_options.inputs = {*root / "text"};
-    prepare_options.patterns = {"*.py"};
-    prepare_options.out = *root / "data";
-    prepare_options.vocab_size = 300;
-    prepare_options.validation_share = 0.1;
-    prepare_options.threads = 1;
-    prepare(prepare_options);
+    prepare_documents(*root);
     std::ofstream(*root / "base.toml")
         << "data = \"" << *root / "data"
         << "\"\nvocab_size = 301\nn_layer = 2\nn_head = 8\nn_embd = 64\n"
@@ -63,27 +49,7 @@ class Training : public testing::Test {
     return run_job(command(ranks, run, options));
   }
 
-  static std::vector<Json> metrics(const std::string& run) {
-    std::vector<Json> lines;
-    std::ifstream file(dir(run) + "/metrics.jsonl");
-    for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line, run));
-    return lines;
-  }
-  // Without what a clock tells.
-  static std::string timeless(const Json& line) {
-    Json kept = Json::object();
-    for (const std::string& key : line.keys()) {
-      if (key != "seconds" && key != "tokens_per_s" && key != "mfu" && key != "exposed_wait")
-        kept.set(key, line.at(key));
-    }
-    return kept.dump();
-  }
-  static std::set<std::string> names(const std::string& path) {
-    std::set<std::string> all;
-    std::error_code none;
-    for (const auto& entry : fs::directory_iterator(path, none)) all.insert(entry.path().filename().string());
-    return all;
-  }
+  static std::vector<Json> metrics(const std::string& run) { return read_metrics(dir(run)); }
   static std::string checkpoint(const std::string& run, int step) {
     char name[32];
     std::snprintf(name, sizeof name, "/checkpoints/step-%08d", step);
@@ -167,8 +133,7 @@ TEST_F(Training, OtherLayoutsResume) {
     EXPECT_EQ(train(ranks, "moved", str(options, last ? "" : " --stop_after 2")).code, last ? 0 : 75) << options;
   }
   expect_close("one", "moved");
-  std::ifstream file(dir("moved") + "/log.txt");
-  const std::string log{std::istreambuf_iterator<char>(file), {}};
+  const std::string log = read_text(dir("moved") + "/log.txt");
   EXPECT_NE(log.find("changed since the checkpoint: world was 8, is 4"), std::string::npos) << log;
 }
 

@@ -12,16 +12,12 @@
 #include <numeric>
 
 #include "model/half.h"
+#include "parallel/file.h"
 #include "tests/model/half_bits.h"
 #include "tests/temp_dir.h"
 
 namespace onescale {
 namespace {
-
-std::string file_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // A file with this header and `data` bytes behind it.
 void write_raw(const std::string& path, const std::string& header, std::size_t data, std::uint64_t announced = 0) {
@@ -56,7 +52,7 @@ TEST(Safetensors, WhatIsWrittenReadsBack) {
   writer.write_bytes(halves.data() + 1, 600000);
   writer.write(a.data(), 1);
   writer.close();
-  EXPECT_EQ(static_cast<std::size_t>(file_bytes(list)), file_text(path).size());
+  EXPECT_EQ(static_cast<std::size_t>(file_bytes(list)), read_text(path).size());
 
   const SafetensorsReader file(path);
   ASSERT_EQ(file.tensors().size(), 7u);
@@ -147,7 +143,7 @@ TEST(Safetensors, RefusesDamagedFiles) {
   }
   write_raw(path, two + "8,12]}}", 12);
   EXPECT_EQ(sentence([&] { SafetensorsReader file(path); }), "");
-  const std::string whole = file_text(path);
+  const std::string whole = read_text(path);
   for (std::size_t n = 0; n < whole.size(); ++n) {  // truncated anywhere
     std::ofstream(path, std::ios::binary) << whole.substr(0, n);
     ASSERT_THROW(SafetensorsReader{path}, DamagedFile) << n;
@@ -166,7 +162,7 @@ TEST(Safetensors, FlippedHeaderBitsNeverCrash) {
   writer.write_bytes(data.data(), 24);
   writer.write_bytes(data.data(), 8);
   writer.close();
-  const std::string whole = file_text(path);
+  const std::string whole = read_text(path);
   for (std::size_t bit = 0; bit < (whole.size() - 32) * 8; bit += 5) {
     std::string flipped = whole;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));

@@ -12,12 +12,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::set<std::string> names(const std::string& dir) {
-  std::set<std::string> found;
-  for (const auto& entry : fs::directory_iterator(dir)) found.insert(entry.path().filename().string());
-  return found;
-}
-
 TEST(File, HasItsNameWhenItIsWhole) {
   const TempDir dir;
   const std::string path = dir / "x";

@@ -227,11 +227,7 @@ TEST(CheckpointOverRanks, OneRankWithoutSpaceCostsNothingButTheCheckpoint) {
         return std::set<std::string>(texts.begin(), texts.end());
       }();
       EXPECT_EQ(same.size(), 1u) << "ranks say different things";
-      std::set<std::string> left;
-      for (const auto& entry : fs::directory_iterator(dir / "run/checkpoints")) {
-        left.insert(entry.path().filename().string());
-      }
-      EXPECT_EQ(left, std::set<std::string>{"step-00000001"});
+      EXPECT_EQ(names(dir / "run/checkpoints"), std::set<std::string>{"step-00000001"});
       const FoundCheckpoint found = find_checkpoint(dir / "run", all);
       ASSERT_TRUE(found.checkpoint.has_value());
       expect_values(*found.checkpoint, found.checkpoint->state());

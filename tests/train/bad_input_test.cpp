@@ -12,6 +12,7 @@
 #include <map>
 #include <sstream>
 
+#include "parallel/file.h"
 #include "tests/temp_dir.h"
 
 namespace onescale {
@@ -19,12 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
-
-std::string read_file(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
 
 Words operator+(Words a, const Words& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -105,7 +100,7 @@ class BadInput : public testing::Test {
     }
     int status = 0;
     waitpid(child, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(error)};
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_text(out), read_text(error)};
   }
   static void must(const Words& words) {
     const Outcome outcome = run(words);
@@ -117,7 +112,7 @@ class BadInput : public testing::Test {
     for (const char* top : {"corpus", "data", "run", "hf"}) {
       for (const auto& entry : fs::recursive_directory_iterator(at(top))) {
         if (entry.is_regular_file() && entry.path().filename() != "log.txt")
-          files[entry.path().string()] = read_file(entry.path().string());
+          files[entry.path().string()] = read_text(entry.path().string());
       }
     }
     return files;
@@ -229,7 +224,7 @@ TEST_F(BadInput, Data) {
 }
 
 TEST_F(BadInput, Models) {
-  const std::string absurd = std::string(7, '\xff') + "\x7f" + "{}", whole = read_file(at("hf/model.safetensors"));
+  const std::string absurd = std::string(7, '\xff') + "\x7f" + "{}", whole = read_text(at("hf/model.safetensors"));
   const std::string overlap = safetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
                                           R"("b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
                                           12);

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "model/parameters.h"
+#include "parallel/file.h"
 #include "tests/temp_dir.h"
 
 namespace onescale {
@@ -76,18 +77,6 @@ struct Example {
   }
 };
 
-std::vector<std::string> names_in(const std::string& dir) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-std::string read_all(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 TEST(Checkpoint, EverythingComesBack) {
   const Example run;
   for (bool adam : {true, false}) {
@@ -100,7 +89,7 @@ TEST(Checkpoint, EverythingComesBack) {
     run.expect_equal(*found.checkpoint, 12, adam);
     EXPECT_EQ(found.checkpoint->has_moments(), adam);
     EXPECT_EQ(found.checkpoint->path(), path);
-    EXPECT_EQ(read_all(path + "/tokenizer.model"), std::string("sp\0model", 8));
+    EXPECT_EQ(read_text(path + "/tokenizer.model"), std::string("sp\0model", 8));
     const TrainerState &a = found.checkpoint->state(), b = run.contents(12).state;
     EXPECT_EQ(a.samples, b.samples);
     EXPECT_EQ(a.bad_steps, b.bad_steps);
@@ -117,7 +106,7 @@ TEST(Checkpoint, EverythingComesBack) {
     }
     // What lies there is a Hugging Face directory.
     EXPECT_TRUE(fs::exists(path + "/config.json") && fs::exists(path + "/model.safetensors"));
-    EXPECT_EQ(names_in(dir / "checkpoints"), std::vector<std::string>{"step-00000012"});
+    EXPECT_EQ(names(dir / "checkpoints"), std::set<std::string>{"step-00000012"});
   }
 }
 
@@ -137,13 +126,11 @@ TEST(Checkpoint, PruningKeepsTheNewestAndEveryMth) {
     save_checkpoint(dir.path(), run.contents(step), world());
     EXPECT_TRUE(prune_checkpoints(dir.path(), step, 2, 25).empty());
   }
-  EXPECT_EQ(names_in(dir / "checkpoints"),
-            (std::vector<std::string>{"step-00000025", "step-00000040", "step-00000050"}));
+  EXPECT_EQ(names(dir / "checkpoints"), (std::set<std::string>{"step-00000025", "step-00000040", "step-00000050"}));
   // A run taken back to step 25 saves 30: what lies ahead stays, and what it has just saved is never removed.
   save_checkpoint(dir.path(), run.contents(30), world());
   EXPECT_TRUE(prune_checkpoints(dir.path(), 30, 0, 0).empty());
-  EXPECT_EQ(names_in(dir / "checkpoints"),
-            (std::vector<std::string>{"step-00000030", "step-00000040", "step-00000050"}));
+  EXPECT_EQ(names(dir / "checkpoints"), (std::set<std::string>{"step-00000030", "step-00000040", "step-00000050"}));
 }
 
 TEST(Checkpoint, TheSameStepIsReplaced) {
@@ -152,7 +139,7 @@ TEST(Checkpoint, TheSameStepIsReplaced) {
   const std::string path = save_checkpoint(dir.path(), run.contents(3, true), world());
   save_checkpoint(dir.path(), run.contents(3, false), world());
   EXPECT_FALSE(Checkpoint(path).has_moments());
-  EXPECT_EQ(names_in(dir / "checkpoints"), std::vector<std::string>{"step-00000003"});
+  EXPECT_EQ(names(dir / "checkpoints"), std::set<std::string>{"step-00000003"});
 }
 
 // Whatever happens to the newest one, the older one is used, and one sentence names the file and, where it is one, the
@@ -172,8 +159,8 @@ TEST(Checkpoint, ADamagedOneNeverCostsTheOlder) {
     EXPECT_NE(found.warnings[0].find("step-00000001 is used instead"), std::string::npos) << found.warnings[0];
     EXPECT_EQ(found.warnings[0].find('\n'), std::string::npos);
   };
-  for (const std::string& name : names_in(path)) {
-    const std::string file = str(path, "/", name), whole = read_all(file);
+  for (const std::string& name : names(path)) {
+    const std::string file = str(path, "/", name), whole = read_text(file);
     fs::remove(file);
     expect_older("missing", name);
     for (std::size_t size : {std::size_t{0}, std::size_t{7}, whole.size() / 2, whole.size() - 2}) {
@@ -199,7 +186,7 @@ TEST(Checkpoint, ADamagedOneNeverCostsTheOlder) {
   // A flipped bit of the data names its tensor.
   const SafetensorsReader optimizer(path + "/optimizer.safetensors");
   const StoredTensor& tensor = optimizer.at("exp_avg_sq.transformer.h.1.mlp.c_fc.weight");
-  std::string text = read_all(path + "/optimizer.safetensors");
+  std::string text = read_text(path + "/optimizer.safetensors");
   text[static_cast<std::size_t>(tensor.offset) + 5] ^= 1;
   std::ofstream(path + "/optimizer.safetensors", std::ios::binary) << text;
   expect_older("flipped", "optimizer.safetensors: tensor exp_avg_sq.transformer.h.1.mlp.c_fc.weight has the checksum");
@@ -248,7 +235,7 @@ TEST(Checkpoint, AFailedSaveLeavesTheOlderAndNothingElse) {
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
   EXPECT_NE(said.find("cannot write"), std::string::npos) << said;
-  EXPECT_EQ(names_in(dir / "checkpoints"), std::vector<std::string>{"step-00000001"});
+  EXPECT_EQ(names(dir / "checkpoints"), std::set<std::string>{"step-00000001"});
   run.expect_equal(*find_checkpoint(dir.path(), world()).checkpoint, 1);
   std::ofstream(dir / "file") << "x";
   EXPECT_NE(sentence([&] { save_checkpoint(dir / "file", run.contents(1), world()); }).find("cannot be saved"),
@@ -266,7 +253,7 @@ TEST(Checkpoint, NoSpaceIsFoundBeforeAndWhileWriting) {
   run.table = gpt_bigcode_table(run.config);
   std::string said = sentence([&] { save_checkpoint(dir.path(), run.contents(2), world()); });
   EXPECT_NE(said.find("MB are free, but the checkpoint of step 2 needs"), std::string::npos) << said;
-  EXPECT_EQ(names_in(dir / "checkpoints"), std::vector<std::string>{"step-00000001"});
+  EXPECT_EQ(names(dir / "checkpoints"), std::set<std::string>{"step-00000001"});
   // The space goes while the checkpoint is written.
   run = Example();
   CheckpointContents contents = run.contents(2);
@@ -276,7 +263,7 @@ TEST(Checkpoint, NoSpaceIsFoundBeforeAndWhileWriting) {
   };
   said = sentence([&] { save_checkpoint(dir.path(), contents, world()); });
   EXPECT_NE(said.find("No space left"), std::string::npos) << said;
-  EXPECT_EQ(names_in(dir / "checkpoints"), std::vector<std::string>{"step-00000001"});
+  EXPECT_EQ(names(dir / "checkpoints"), std::set<std::string>{"step-00000001"});
   fs::remove(dir / "filler");
   run.expect_equal(*find_checkpoint(dir.path(), world()).checkpoint, 1);
   umount2(dir.path().c_str(), MNT_DETACH);

@@ -1,31 +1,19 @@
 #include "train/commands.h"
 
-#include <filesystem>
-
+#include "tests/temp_dir.h"
 #include "tests/train/golden.h"
 
 namespace onescale {
 namespace {
 
-namespace fs = std::filesystem;
-
-struct Scratch {
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "onescale_commands_XXXXXX").string();
-    dir = ::mkdtemp(name.data());
-  }
-  ~Scratch() { fs::remove_all(dir); }
-  std::string dir;
-};
-
 TEST(GradientsCommandGolden, WritesLossNormGradientsAndLogits) {
-  const Scratch scratch;
+  const TempDir scratch;
   for (const char* name : {"mqa", "mha"}) {
     const Golden golden(name);
     Options options;
     options.model = golden.dir;
     options.batch = golden.dir + "/batch.safetensors";
-    options.out = scratch.dir + "/" + name + ".safetensors";
+    options.out = scratch / (std::string(name) + ".safetensors");
     options.logits = true;
     options.micro_batch = 0;
     World world;
@@ -51,12 +39,12 @@ TEST(GradientsCommandGolden, WritesLossNormGradientsAndLogits) {
 // What is exported as float32 reads back equal; as bfloat16, within its rounding; a directory that exists is not
 // touched.
 TEST(ExportCommand, ModelsReadBack) {
-  const Scratch scratch;
+  const TempDir scratch;
   const Golden golden("mqa");
   for (const char* dtype : {"float32", "bfloat16"}) {
     Options options;
     options.model = golden.dir;
-    options.out = scratch.dir + "/" + dtype;
+    options.out = scratch / dtype;
     options.dtype = dtype;
     ASSERT_EQ(export_command(options), 0);
     EXPECT_THROW(export_command(options), UsageError);

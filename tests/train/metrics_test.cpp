@@ -4,30 +4,18 @@
 
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
-#include "kernels/error.h"
+#include "parallel/file.h"
+#include "tests/temp_dir.h"
 
 namespace onescale {
 namespace {
 
 class MetricsTest : public testing::Test {
  protected:
-  void SetUp() override {
-    dir_ = testing::TempDir() + "onescale_metrics_" + testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::filesystem::remove_all(dir_);
-    std::filesystem::create_directories(dir_);
-  }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
-  std::string read(const std::string& name) const {
-    std::ostringstream text;
-    text << std::ifstream(dir_ + "/" + name, std::ios::binary).rdbuf();
-    return text.str();
-  }
-  void append(const std::string& text) const { std::ofstream(dir_ + "/metrics.jsonl", std::ios::app) << text; }
+  void append(const std::string& text) const { std::ofstream(dir_ / "metrics.jsonl", std::ios::app) << text; }
   void write_steps(std::int64_t first, std::int64_t last) const {
-    MetricsFile file(dir_, first);
+    MetricsFile file(dir_.path(), first);
     for (std::int64_t step = first; step < last; ++step) {
       Json line = Json::object();
       line.set("step", step);
@@ -36,49 +24,49 @@ class MetricsTest : public testing::Test {
     }
   }
 
-  std::string dir_;
+  const TempDir dir_;
 };
 
 TEST_F(MetricsTest, ResumedFileIsAsIfNeverInterrupted) {
   write_steps(0, 10);
-  const std::string whole = read("metrics.jsonl");
+  const std::string whole = read_text(dir_ / "metrics.jsonl");
   EXPECT_EQ(std::count(whole.begin(), whole.end(), '\n'), 10);
-  std::filesystem::remove(dir_ + "/metrics.jsonl");
+  std::filesystem::remove(dir_ / "metrics.jsonl");
 
   write_steps(0, 7);           // killed two steps after the checkpoint of step 5
   append("{\"step\":7,\"lo");  // while it wrote a line
   write_steps(5, 10);
-  EXPECT_EQ(read("metrics.jsonl"), whole);
-  for (const auto& entry : std::filesystem::directory_iterator(dir_))
+  EXPECT_EQ(read_text(dir_ / "metrics.jsonl"), whole);
+  for (const auto& entry : std::filesystem::directory_iterator(dir_.path()))
     EXPECT_EQ(entry.path().filename(), "metrics.jsonl");
 }
 
 TEST_F(MetricsTest, DropsALastLineWithoutAnEnd) {
   write_steps(0, 3);
-  const std::string whole = read("metrics.jsonl");
+  const std::string whole = read_text(dir_ / "metrics.jsonl");
   append("{\"step\":1}");  // of an earlier step and complete JSON, but its newline is missing
   write_steps(3, 3);
-  EXPECT_EQ(read("metrics.jsonl"), whole);
+  EXPECT_EQ(read_text(dir_ / "metrics.jsonl"), whole);
 }
 
 TEST_F(MetricsTest, LinesAreWrittenThroughAtOnce) {
-  MetricsFile file(dir_, 0);
+  MetricsFile file(dir_.path(), 0);
   Json line = Json::object();
   line.set("step", 0);
   file.write(line);
-  EXPECT_EQ(read("metrics.jsonl"), "{\"step\":0}\n");
+  EXPECT_EQ(read_text(dir_ / "metrics.jsonl"), "{\"step\":0}\n");
 }
 
 TEST_F(MetricsTest, NamesFileAndLineOfWhatIsNotJson) {
   append("{\"step\":0}\nhello\n");
   try {
-    const MetricsFile file(dir_, 5);
+    const MetricsFile file(dir_.path(), 5);
     FAIL();
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find(dir_ + "/metrics.jsonl:2"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find(dir_ / "metrics.jsonl:2"), std::string::npos) << e.what();
     EXPECT_NE(std::string(e.what()).find("remove this line"), std::string::npos) << e.what();
   }
-  EXPECT_THROW(MetricsFile(dir_ + "/none", 0), Error);
+  EXPECT_THROW(MetricsFile(dir_ / "none", 0), Error);
 }
 
 TEST(Progress, Text) {
@@ -97,22 +85,22 @@ TEST(Progress, Text) {
 
 TEST_F(MetricsTest, LogKeepsLinesAndShowsProgressInPlaceOnATerminalAlone) {
   const auto show = [&](bool terminal) {
-    std::FILE* out = std::fopen((dir_ + "/out").c_str(), "wb");
+    std::FILE* out = std::fopen((dir_ / "out").c_str(), "wb");
     {
-      Log log(terminal ? dir_ : "", terminal, out);
+      Log log(terminal ? dir_.path() : "", terminal, out);
       for (std::int64_t step = 1; step <= 5; ++step)
         log.progress(progress_text({.step = step, .steps = 5}), step % 2 == 0 || step == 5);
       log.line("done");
     }
     std::fclose(out);
-    return read("out");
+    return read_text(dir_ / "out");
   };
   const std::string plain = show(false), terminal = show(true);
   EXPECT_EQ(std::count(plain.begin(), plain.end(), '\n'), 4);  // steps 2, 4, the last one, and "done"
   EXPECT_EQ(plain.find('\r'), std::string::npos);
   EXPECT_EQ(std::count(terminal.begin(), terminal.end(), '\n'), 1);
   EXPECT_EQ(std::count(terminal.begin(), terminal.end(), '\r'), 6);  // five steps, then the line is erased for "done"
-  const std::string log = read("log.txt");
+  const std::string log = read_text(dir_ / "log.txt");
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 4);
   EXPECT_NE(log.find("  done\n"), std::string::npos);
 }

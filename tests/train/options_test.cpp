@@ -9,22 +9,16 @@
 #include <limits>
 #include <set>
 
-#include "kernels/error.h"
+#include "tests/temp_dir.h"
 
 namespace onescale {
 namespace {
 
 class OptionsTest : public testing::Test {
  protected:
-  void SetUp() override {
-    dir_ = testing::TempDir() + "onescale_options_" + testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::filesystem::create_directories(dir_);
-  }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
   std::string file(const std::string& name, const std::string& text) {
-    std::ofstream(dir_ + "/" + name) << text;
-    return dir_ + "/" + name;
+    std::ofstream(dir_ / name) << text;
+    return dir_ / name;
   }
   static Parsed run(const std::vector<std::string>& words) {
     std::vector<const char*> argv = {"onescale"};
@@ -48,10 +42,10 @@ class OptionsTest : public testing::Test {
   // The error of a training run whose configuration file has this text, without the directory of the file.
   std::string file_error(const std::string& text) {
     const std::string message = error({"train", "--run_dir", "r", "--data", "d", "--config", file("c.toml", text)});
-    return message.starts_with(dir_ + "/") ? message.substr(dir_.size() + 1) : message;
+    return message.starts_with(dir_ / "") ? message.substr(dir_.path().size() + 1) : message;
   }
 
-  std::string dir_;
+  const TempDir dir_;
 };
 
 TEST_F(OptionsTest, TableIsConsistent) {
@@ -203,10 +197,10 @@ TEST_F(OptionsTest, OneSentenceOnTheCommandLine) {
             "command line: --lr has no value: write one behind it (onescale train --help shows which)");
   EXPECT_EQ(error({"train", "more"}),
             "command line: 'more' belongs to no option: write --OPTION VALUE, with quotes around a text");
-  EXPECT_EQ(error({"train", "--config", dir_ + "/none"}),
-            "--config " + dir_ + "/none: the file cannot be read: give the path of a TOML file");
-  EXPECT_EQ(error({"train", "--config", dir_}),
-            "--config " + dir_ + ": the file cannot be read: give the path of a TOML file");
+  EXPECT_EQ(error({"train", "--config", dir_ / "none"}),
+            "--config " + dir_ / "none: the file cannot be read: give the path of a TOML file");
+  EXPECT_EQ(error({"train", "--config", dir_.path()}),
+            "--config " + dir_.path() + ": the file cannot be read: give the path of a TOML file");
 }
 
 TEST_F(OptionsTest, OneSentenceWithFileAndLine) {

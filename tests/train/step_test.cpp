@@ -34,33 +34,23 @@ struct Trial {
   Step step;
 };
 
-struct Batch {
-  explicit Batch(const Golden& golden)
-      : file(golden.dir + "/batch.safetensors"),
-        ids(Golden::ids(file, "input_ids")),
-        labels(Golden::ids(file, "labels")) {
-    rows = file.at("input_ids").shape[0];
-    T = file.at("input_ids").shape[1];
-  }
-  HostRows host() const { return {ids.data(), labels.data(), rows}; }
-  SafetensorsReader file;
-  std::vector<std::int32_t> ids, labels;
-  std::int64_t rows, T;
-};
+HostBatch batch_of(const Golden& golden) {
+  return read_batch(golden.dir + "/batch.safetensors", golden.source.config());
+}
 
 class GradientsGolden : public testing::TestWithParam<std::tuple<const char*, Recompute>> {};
 
 TEST_P(GradientsGolden, AgreeWithTransformersForEveryMicroBatch) {
   const Golden golden(std::get<0>(GetParam()));
-  const Batch batch(golden);
+  const HostBatch batch = batch_of(golden);
   for (std::int64_t micro_batch = 1; micro_batch <= batch.rows; ++micro_batch) {
     if (batch.rows % micro_batch != 0) continue;
     StepSettings settings;
     settings.micro_batch = micro_batch;
-    settings.seq_len = batch.T;
+    settings.seq_len = batch.seq_len;
     settings.recompute = std::get<1>(GetParam());
     Trial run(golden, settings);
-    const StepResult result = run.step.gradients(batch.host(), 0, 0);
+    const StepResult result = run.step.gradients(batch.of_rank({}), 0, 0);
     EXPECT_EQ(result.good_tokens, Golden::ids(golden.expect, "good_tokens")[0]);
     // float32 arithmetic against float64: 1e-5 is what the reference numbers ask for.
     EXPECT_NEAR(result.loss / golden.values("loss")[0], 1, 1e-5);
@@ -82,10 +72,10 @@ class TokenLossGolden : public testing::TestWithParam<const char*> {};
 
 TEST_P(TokenLossGolden, AgreesWithTransformers) {
   const Golden golden(GetParam());
-  const Batch batch(golden);
+  const HostBatch batch = batch_of(golden);
   StepSettings settings;
   settings.micro_batch = batch.rows;
-  settings.seq_len = batch.T;
+  settings.seq_len = batch.seq_len;
   Trial run(golden, settings);
   const Tensor loss = run.device->allocate(Kind::workspace, DType::float64, {1});
   const auto loss_of = [&](const std::vector<std::int32_t>& labels) {
@@ -114,13 +104,13 @@ INSTANTIATE_TEST_SUITE_P(, TokenLossGolden, testing::Values("mqa", "mha", "erf_n
 TEST(BfloatGolden, GradientsAreWithinItsRounding) {
   for (const char* name : {"wide_mqa", "wide_mha"}) {
     const Golden golden(name);
-    const Batch batch(golden);
+    const HostBatch batch = batch_of(golden);
     StepSettings settings;
     settings.micro_batch = batch.rows;
-    settings.seq_len = batch.T;
+    settings.seq_len = batch.seq_len;
     settings.zero.dtype = DType::bfloat16;
     Trial run(golden, settings);
-    const StepResult result = run.step.gradients(batch.host(), 0, 0);
+    const StepResult result = run.step.gradients(batch.of_rank({}), 0, 0);
     EXPECT_NEAR(result.loss / golden.values("loss")[0], 1, 0.01);
     EXPECT_NEAR(result.grad_norm / golden.values("grad_norm")[0], 1, 0.02);
     for (std::size_t i = 0; i < run.weights.table().parameters.size(); ++i) {
@@ -182,12 +172,12 @@ TEST(StepsGolden, SixStepsAgreeWithTransformersForEveryMicroBatch) {
 
 TEST(StepsGolden, KeyBiasHasNoGradient) {
   const Golden golden("wide_mqa");
-  const Batch batch(golden);
+  const HostBatch batch = batch_of(golden);
   StepSettings settings;
   settings.micro_batch = batch.rows;
-  settings.seq_len = batch.T;
+  settings.seq_len = batch.seq_len;
   Trial run(golden, settings);
-  run.step.gradients(batch.host(), 0, 0);
+  run.step.gradients(batch.of_rank({}), 0, 0);
   for (std::size_t i = 0; i < run.weights.table().parameters.size(); ++i) {
     const std::string& name = run.weights.table().parameters[i].name;
     const std::vector<float> g = run.gradient(i);
@@ -212,16 +202,16 @@ ModelConfig with_dropout(ModelConfig config) {
 // for the library to cut differently.
 TEST(Step, SameBitsForRecomputeAndSameDropoutForMicroBatches) {
   const Golden golden("wide_mqa");
-  const Batch batch(golden);
+  const HostBatch batch = batch_of(golden);
   std::vector<std::vector<float>> whole;
   for (const Recompute recompute : {Recompute::none, Recompute::light, Recompute::block}) {
     for (const std::int64_t micro_batch : {batch.rows, std::int64_t{2}, std::int64_t{1}}) {
       StepSettings settings;
       settings.micro_batch = micro_batch;
-      settings.seq_len = batch.T;
+      settings.seq_len = batch.seq_len;
       settings.recompute = recompute;
       Trial run(golden, settings, with_dropout(golden.source.config()));
-      run.step.gradients(batch.host(), 7, 3);
+      run.step.gradients(batch.of_rank({}), 7, 3);
       const std::vector<std::vector<float>> gradients = run.gradients();
       if (recompute == Recompute::none) {
         if (micro_batch == batch.rows) whole = gradients;
@@ -238,10 +228,10 @@ TEST(Step, SameBitsForRecomputeAndSameDropoutForMicroBatches) {
 
 TEST(Step, IsSkippedWithoutGoodTokensAndWhenNotFinite) {
   const Golden golden("mqa");
-  Batch batch(golden);
+  const HostBatch batch = batch_of(golden);
   StepSettings settings;
   settings.micro_batch = batch.rows;
-  settings.seq_len = batch.T;
+  settings.seq_len = batch.seq_len;
   Trial run(golden, settings);
   const std::vector<float> before = run.weight(0);
 
@@ -257,19 +247,19 @@ TEST(Step, IsSkippedWithoutGoodTokensAndWhenNotFinite) {
     golden.source.read(i, first, count, out);
     if (i == 3) out[0] = std::numeric_limits<float>::infinity();
   });
-  const StepResult bad = run.step.run(batch.host(), 0, 0, 0.1);
+  const StepResult bad = run.step.run(batch.of_rank({}), 0, 0, 0.1);
   EXPECT_EQ(bad.outcome, StepResult::Outcome::not_finite);
   EXPECT_EQ(before, run.weight(0));
 }
 
 TEST(Step, AnIgnoredRowChangesNothing) {
   const Golden golden("wide_mqa");  // its last row is ignored
-  const Batch batch(golden);
+  const HostBatch batch = batch_of(golden);
   StepSettings settings;
   settings.micro_batch = 1;
-  settings.seq_len = batch.T;
+  settings.seq_len = batch.seq_len;
   Trial all(golden, settings), without(golden, settings);
-  all.step.gradients(batch.host(), 0, 0);
+  all.step.gradients(batch.of_rank({}), 0, 0);
   without.step.gradients({batch.ids.data(), batch.labels.data(), batch.rows - 1}, 0, 0);
   const auto a = all.gradients(), b = without.gradients();
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -279,16 +269,16 @@ TEST(Step, AnIgnoredRowChangesNothing) {
 
 TEST(Step, DryRunFindsTheMemoryOfTheRun) {
   const Golden golden("mqa");
-  const Batch batch(golden);
+  const HostBatch batch = batch_of(golden);
   StepSettings settings;
   settings.micro_batch = batch.rows;
-  settings.seq_len = batch.T;
+  settings.seq_len = batch.seq_len;
   const auto measure = [&](bool dry) {
     const auto mesh = Mesh::single();
     const auto device = make_cpu_device(2, dry);
     ModelWeights weights(*device, *mesh, golden.source.config(), settings.zero);
     Step step(weights, settings);
-    step.run(batch.host(), 0, 0, 0.1);
+    step.run(batch.of_rank({}), 0, 0, 0.1);
     return device->memory();
   };
   EXPECT_EQ(measure(true), measure(false));

@@ -5,11 +5,9 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
-#include "data/prepare.h"
-#include "kernels/error.h"
-#include "parallel/json.h"
+#include "parallel/file.h"
+#include "tests/runs.h"
 #include "train/commands.h"
 
 namespace onescale {
@@ -21,24 +19,11 @@ class TrainingRuns : public testing::Test {
  protected:
   // Some hundred short documents, prepared once for all tests.
   static void SetUpTestSuite() {
-    std::string name = (fs::temp_directory_path() / "onescale_run_XXXXXX").string();
-    root = ::mkdtemp(name.data());
-    fs::create_directories(root + "/text");
-    for (int i = 0; i < 300; ++i) {
-      std::ofstream(str(root, "/text/", i, ".py"))
-          << "def function_" << i << "(x, y):\n    return x * " << i * 7 % 13 << " + y[" << i % 5 << "]\n\nclass C" << i
-          << ":\n    value = " << i * i << "\n";
-    }
-    PrepareOptions prepare_options;
-    prepare_options.inputs = {root + "/text"};
-    prepare_options.patterns = {"*.py"};
-    prepare_options.out = root + "/data";
-    prepare_options.vocab_size = 300;
-    prepare_options.validation_share = 0.1;
-    prepare_options.threads = 1;
-    prepare(prepare_options);
+    dir = new TempDir;  // NOLINT: lives until TearDownTestSuite
+    root = dir->path();
+    prepare_documents(*dir);
   }
-  static void TearDownTestSuite() { fs::remove_all(root); }
+  static void TearDownTestSuite() { delete dir; }
 
   // Dropout, accumulation, clipping, evaluation and samples all on.
   static Options options(const std::string& run) {
@@ -68,28 +53,16 @@ class TrainingRuns : public testing::Test {
     return o;
   }
 
-  static std::string bytes(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
   // metrics.jsonl without what a clock tells.
   static std::vector<std::string> metrics(const std::string& run) {
-    std::ifstream file(root + "/" + run + "/metrics.jsonl");
     std::vector<std::string> lines;
-    for (std::string line; std::getline(file, line);) {
-      const Json json = Json::parse(line, run);
-      Json kept = Json::object();
-      for (const std::string& key : json.keys()) {
-        if (key != "seconds" && key != "tokens_per_s" && key != "mfu") kept.set(key, json.at(key));
-      }
-      lines.push_back(kept.dump());
-    }
+    for (const Json& line : read_metrics(str(root, "/", run))) lines.push_back(timeless(line));
     return lines;
   }
   static void expect_same_run(const std::string& a, const std::string& b, const std::string& step) {
     for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
       const auto of = [&](const std::string& run) {
-        return bytes(str(root, "/", run, "/checkpoints/", step, "/", file));
+        return read_text(str(root, "/", run, "/checkpoints/", step, "/", file));
       };
       ASSERT_FALSE(of(a).empty());
       EXPECT_EQ(of(a), of(b)) << file;
@@ -97,9 +70,11 @@ class TrainingRuns : public testing::Test {
     EXPECT_EQ(metrics(a), metrics(b));
   }
 
+  static TempDir* dir;
   static std::string root;
   World world;
 };
+TempDir* TrainingRuns::dir = nullptr;
 std::string TrainingRuns::root;
 
 TEST_F(TrainingRuns, ResumeIsBitwiseInWeightsMomentsAndMetrics) {
@@ -192,7 +167,7 @@ TEST_F(TrainingRuns, StopsAfterTooManyBadStepsWithTheCheckpointIntact) {
   o.steps = 40;
   o.stop_after = 5;
   TrainingRun(o, world).run();
-  const std::string before = bytes(root + "/bad/checkpoints/step-00000005/model.safetensors");
+  const std::string before = read_text(root + "/bad/checkpoints/step-00000005/model.safetensors");
   o.stop_after = 0;
   o.lr = 1e30;  // the next update makes every later loss infinite
   o.min_lr = 1e30;
@@ -200,7 +175,7 @@ TEST_F(TrainingRuns, StopsAfterTooManyBadStepsWithTheCheckpointIntact) {
   o.keep_last = 2;
   o.max_bad_steps = 3;
   EXPECT_THROW(TrainingRun(o, world).run(), Error);
-  EXPECT_EQ(bytes(root + "/bad/checkpoints/step-00000005/model.safetensors"), before);
+  EXPECT_EQ(read_text(root + "/bad/checkpoints/step-00000005/model.safetensors"), before);
   const std::vector<std::string> lines = metrics("bad");
   EXPECT_EQ(Json::parse(lines.back(), "metrics").at("skipped_steps").integer(), 3);
 }
