@@ -55,16 +55,19 @@ void Trace::finish() {
   if (left_ == 0) return;
   left_ = 0;
   stop();
+  std::vector<std::string> events(static_cast<std::size_t>(mesh_.world.size()));  // on rank 0: of every rank
+  // Piece by piece, since every rank receives what rank 0 alone keeps, and a trace may be long.
+  constexpr std::size_t piece = std::size_t{1} << 16;
+  bool more = true;
+  for (std::size_t at = 0; more; at += piece) {
+    const std::vector<std::string> pieces =
+        exchange_text(mesh_.world, events_.substr(std::min(at, events_.size()), piece));
+    more = std::any_of(pieces.begin(), pieces.end(), [](const std::string& text) { return !text.empty(); });
+    for (std::size_t rank = 0; mesh_.world.rank() == 0 && rank < pieces.size(); ++rank) events[rank] += pieces[rank];
+  }
   std::string text = "[\n";
-  for (int rank = 0; rank < mesh_.world.size(); ++rank) {
-    // Only rank 0 keeps them, piece by piece: a trace may be long.
-    std::string mine = rank == mesh_.world.rank() ? std::move(events_) : "", piece;
-    do {
-      const std::size_t bytes = std::min(mine.size(), std::size_t{1} << 16);
-      piece = exchange_text(mesh_.world, mine.substr(0, bytes))[static_cast<std::size_t>(rank)];
-      mine.erase(0, bytes);
-      if (mesh_.world.rank() == 0) text += piece;
-    } while (!piece.empty());
+  for (std::size_t rank = 0; rank < events.size(); ++rank) {
+    text += events[rank];
     for (const auto& [row, name] : {std::pair(0, "compute"), std::pair(1, "wait"), std::pair(2, "transfers")}) {
       text += str(R"({"name":"thread_name","ph":"M","pid":)", rank, R"(,"tid":)", row, R"(,"args":{"name":")", name,
                   "\"}},\n");
