@@ -79,17 +79,19 @@ Batch Batches::read(std::int64_t first_sample, std::int64_t count) const {
   const auto size = static_cast<std::size_t>(count * seq_len_);
   batch.ids.resize(size);
   batch.labels.assign(size, ignored_label);
-  std::vector<std::uint8_t> no_target(static_cast<std::size_t>(seq_len_));
+  std::vector<std::int32_t> window(static_cast<std::size_t>(seq_len_) + 1);
+  std::vector<std::uint8_t> no_target(window.size());
   for (std::int64_t row = 0; row < count; ++row) {
     const std::int64_t epoch = (first_sample + row) / windows_, index = (first_sample + row) % windows_;
     const std::int64_t number = order_ == SampleOrder::shuffled ? permute(index, windows_, seed_, epoch) : index;
     const std::int64_t begin = number * seq_len_, n = std::min(seq_len_ + 1, tokens() - begin);
-    std::int32_t* const labels = batch.labels.data() + row * seq_len_;
-    dataset_.read(begin, std::min(n, seq_len_), batch.ids.data() + row * seq_len_, no_target.data());
-    dataset_.read(begin + 1, n - 1, labels, no_target.data());
+    dataset_.read(begin, n, window.data(), no_target.data());
+    std::copy_n(window.data(), std::min(n, seq_len_), batch.ids.data() + row * seq_len_);
     for (std::int64_t t = 0; t + 1 < n; ++t) {
-      if (no_target[static_cast<std::size_t>(t)] != 0) labels[t] = ignored_label;
-      batch.good_tokens += labels[t] != ignored_label;
+      const auto target = static_cast<std::size_t>(t + 1);
+      if (no_target[target] != 0) continue;
+      batch.labels[static_cast<std::size_t>(row * seq_len_ + t)] = window[target];
+      ++batch.good_tokens;
     }
   }
   return batch;
