@@ -211,8 +211,7 @@ int report(const VerifyCase& c, Communicator& world, const Measured& ours, const
 int verify_against(const Options& options, Communicator& world) {
   check_usage(!options.model.empty() && !options.batch.empty(), "against ", options.against,
               " needs --model and --batch: what those gradients are of");
-  const Layout layout =
-      make_layout(world.size(), world.rank(), static_cast<int>(options.sp), static_cast<int>(options.tp));
+  const Layout layout = layout_of(options, world);
   const ModelSource source(options.model);
   const VerifyCase c = model_case(options, source, read_batch(options.batch, source.config()));
   check_layout(c.config, c.batch.seq_len, layout, options.sp_mode);

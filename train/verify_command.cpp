@@ -45,7 +45,7 @@ void gradients(Sheet& s, const VerifyCase& user) {
 }
 
 int tables(const Options& options, Communicator& world) {
-  make_layout(world.size(), 0, static_cast<int>(options.sp), static_cast<int>(options.tp));  // or says why not
+  layout_of(options, world);  // or says why not
   check_usage(!options.model.empty() || options.batch.empty(), "batch ", options.batch,
               " is of no model; give --model too");
   std::optional<ModelSource> source;

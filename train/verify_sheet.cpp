@@ -7,6 +7,14 @@
 
 namespace onescale {
 
+namespace {
+
+std::string text_of(const Layout& layout, const Options& options) {
+  return layout.text() + (layout.sp == 1 ? "" : " " + options.sp_mode);
+}
+
+}  // namespace
+
 Judge Sheet::exactly(VerifyCase c, double right) const {
   c.options.clip_norm = 0;
   return [=, exact = measure_alone(world, c)](const Measured& m) {
@@ -43,7 +51,7 @@ Cell Sheet::run(const std::string& what, const Layout& layout, const VerifyCase&
   Figures all = judge(m);
   if (!m.replicas.empty()) all.push_back({"copies that differ: " + m.replicas, 1, 0, 0});
   Cell cell = figures(str(what, ", ", path), all);
-  cell.layout = layout.text() + (layout.sp == 1 ? "" : " " + o.sp_mode);
+  cell.layout = text_of(layout, o);
   cell.path = path;
   cell.sp = layout.sp;
   return cell;
@@ -73,7 +81,7 @@ std::vector<Cell> Sheet::everywhere(const std::string& what, VerifyCase c, const
           other("tp", tp == asked.tp) || (sp == 1 ? cut % 2 == 1 : other("sp_mode", o.sp_mode == asked.sp_mode)))
         continue;
       const Layout layout{ranks / (sp * tp), sp, tp, 0};
-      const std::string text = layout.text() + (sp == 1 ? "" : " " + o.sp_mode);
+      const std::string text = text_of(layout, o);
       try {
         check_layout(c.config, c.batch.seq_len, layout, o.sp_mode);
         check_batch(c.batch.rows, 1, layout);
