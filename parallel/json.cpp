@@ -48,8 +48,10 @@ std::ostream& operator<<(std::ostream& out, const shown& s) {
 Json::Json(Value value, const std::string& where)
     : root_(std::make_shared<Value>(std::move(value))), value_(root_.get()), where_(where) {}
 
-Json Json::object() {
-  return {Value::object(), "JSON"};
+Json Json::object(std::initializer_list<std::pair<const char*, Scalar>> fields) {
+  Json json{Value::object(), "JSON"};
+  for (const auto& [key, value] : fields) json.set(key, value);
+  return json;
 }
 
 Json Json::array() {

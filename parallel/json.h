@@ -4,10 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -18,7 +20,8 @@ namespace onescale {
 // life of its parts.
 class Json {
  public:
-  static Json object();
+  using Scalar = std::variant<std::nullptr_t, bool, std::int64_t, double, std::string>;
+  static Json object(std::initializer_list<std::pair<const char*, Scalar>> fields = {});
   static Json array();
   // Throws Error "<where>: line L, column C: ..." for a text that is not JSON, or holds a key twice, or anything after
   // the value.
@@ -39,7 +42,6 @@ class Json {
   double number() const;
   bool boolean() const;
 
-  using Scalar = std::variant<std::nullptr_t, bool, std::int64_t, double, std::string>;
   void set(const std::string& key, const Json& value);
   void set(const std::string& key, const Scalar& value);
   void push(const Scalar& value);

@@ -35,12 +35,6 @@ std::string format(const char* pattern, Args... args) {
 
 }  // namespace
 
-Json json_object(std::initializer_list<std::pair<const char*, Json::Scalar>> fields) {
-  Json json = Json::object();
-  for (const auto& [name, value] : fields) json.set(name, value);
-  return json;
-}
-
 MetricsFile::MetricsFile(const std::string& dir, std::int64_t next_step) : path_(dir + "/metrics.jsonl") {
   std::ifstream in(path_, std::ios::binary);
   std::string kept;

@@ -4,16 +4,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
-#include <initializer_list>
 #include <string>
-#include <utility>
 
 #include "parallel/json.h"
 
 namespace onescale {
-
-// A JSON object of these fields.
-Json json_object(std::initializer_list<std::pair<const char*, Json::Scalar>> fields);
 
 // DIR/metrics.jsonl, one object a line, written through at once; every object has an integer "step". Opening for a
 // resume at `next_step` drops every line of that step or a later one and a last line cut off by a kill (the file is

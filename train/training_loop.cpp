@@ -118,19 +118,19 @@ void TrainingRun::report(const StepResult& result, double seconds, double lr) {
 
   char hash[24];
   std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(result.batch_hash));
-  Json line = json_object({{"step", state_.step},
-                           {"loss", result.loss},
-                           {"good_tokens", result.good_tokens},
-                           {"batch_hash", hash},
-                           {"grad_norm", result.grad_norm},
-                           {"clip_coef", result.clip_coef},
-                           {"lr", lr},
-                           {"tokens_seen", state_.samples * seq_len_},
-                           {"skipped_steps", state_.skipped_steps},
-                           {"clipped_steps", state_.clipped_steps},
-                           {"tokens_per_s", rate},
-                           {"mfu", mfu},
-                           {"seconds", state_.seconds}});
+  Json line = Json::object({{"step", state_.step},
+                            {"loss", result.loss},
+                            {"good_tokens", result.good_tokens},
+                            {"batch_hash", hash},
+                            {"grad_norm", result.grad_norm},
+                            {"clip_coef", result.clip_coef},
+                            {"lr", lr},
+                            {"tokens_seen", state_.samples * seq_len_},
+                            {"skipped_steps", state_.skipped_steps},
+                            {"clipped_steps", state_.clipped_steps},
+                            {"tokens_per_s", rate},
+                            {"mfu", mfu},
+                            {"seconds", state_.seconds}});
   if (layout_.world() > 1) {
     Json waits = Json::object();
     for (const Communicator* group : mesh_->groups()) {
@@ -162,7 +162,7 @@ bool TrainingRun::save() {
     say("saved " + path);
   } catch (const Error& error) {
     say("not saved at step ", state_.step, ": ", error.what());
-    record(json_object({{"step", state_.step}, {"event", "save_failed"}, {"error", error.what()}}));
+    record(Json::object({{"step", state_.step}, {"event", "save_failed"}, {"error", error.what()}}));
     return false;
   }
   if (world_.rank() == 0) {
@@ -179,7 +179,7 @@ void TrainingRun::evaluate() {
   const EvalResult result =
       buffers_->evaluator.run(*val_, tokenizer_ ? &*tokenizer_ : nullptr, options_.eval_rows, stop);
   if (stop()) return;
-  Json line = json_object(
+  Json line = Json::object(
       {{"step", state_.step}, {"event", "eval"}, {"loss", result.loss()}, {"perplexity", result.perplexity()}});
   if (result.bytes > 0) line.set("bits_per_byte", result.bits_per_byte());
   line.set("good_tokens", result.good_tokens);
@@ -191,7 +191,8 @@ void TrainingRun::write_sample() {
   const std::string text = tokenizer_->decode(generate(*buffers_->decoder, buffers_->weights.units(), prompt_,
                                                        tokenizer_->eot(), options_, options_.sample_tokens));
   // JSON holds no bytes that are not UTF-8; Json::dump replaces them.
-  record(json_object({{"step", state_.step}, {"event", "sample"}, {"prompt", options_.sample_prompt}, {"text", text}}));
+  record(
+      Json::object({{"step", state_.step}, {"event", "sample"}, {"prompt", options_.sample_prompt}, {"text", text}}));
   say("step ", state_.step, " sample: ", options_.sample_prompt, "|", text);
 }
 
