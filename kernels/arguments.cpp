@@ -3,27 +3,20 @@
 namespace onescale {
 namespace {
 
-void fail(const char* operation, const char* argument, const Tensor& t, const std::string& expected) {
+[[noreturn]] void fail(const char* operation, const char* argument, const Tensor& t, const std::string& expected) {
   throw Error(str(operation, ": ", argument, " is ", t.empty() ? "empty" : t.describe(),
                   t.contiguous() ? "" : " with strides", ", expected ", expected));
 }
 
 }  // namespace
 
-void expect_like(const char* operation, const char* argument, const Tensor& t, const Tensor& other) {
-  if (t.dtype != other.dtype || t.rank != other.rank || t.shape != other.shape || !t.contiguous()) {
-    fail(operation, argument, t, str("contiguous ", other.describe()));
-  }
-}
-
-void expect(const char* operation, const char* argument, const Tensor& t, DType dtype,
-            std::initializer_list<std::int64_t> shape) {
-  expect_like(operation, argument, t, Tensor(nullptr, dtype, shape));
-}
-
-void expect_count(const char* operation, const char* argument, const Tensor& t, DType dtype, std::int64_t count) {
-  if (t.dtype != dtype || t.numel() != count || !t.contiguous()) {
-    fail(operation, argument, t, str(count, " contiguous elements of ", name_of(dtype)));
+void expect(const char* operation, std::initializer_list<Argument> arguments) {
+  for (const auto& [name, t, wanted, any_shape] : arguments) {
+    const bool fits = any_shape ? t.numel() == wanted.numel() : t.rank == wanted.rank && t.shape == wanted.shape;
+    if (fits && t.dtype == wanted.dtype && t.contiguous()) continue;
+    fail(operation, name, t,
+         any_shape ? str(wanted.numel(), " contiguous elements of ", name_of(wanted.dtype))
+                   : str("contiguous ", wanted.describe()));
   }
 }
 

@@ -7,19 +7,28 @@
 
 namespace onescale {
 
-// `t` is contiguous and has this dtype and shape.
-void expect(const char* operation, const char* argument, const Tensor& t, DType dtype,
-            std::initializer_list<std::int64_t> shape);
-// `t` is contiguous and has the dtype and shape of `other`.
-void expect_like(const char* operation, const char* argument, const Tensor& t, const Tensor& other);
-// `t` is contiguous, has this dtype and `count` elements in any shape.
-void expect_count(const char* operation, const char* argument, const Tensor& t, DType dtype, std::int64_t count);
+// An argument and what it must be: like another tensor, of a dtype and shape, or of a dtype and a number of elements.
+struct Argument {
+  const char* name;
+  const Tensor& given;
+  Tensor wanted;
+  bool any_shape = false;
+
+  Argument(const char* name, const Tensor& given, const Tensor& like) : name(name), given(given), wanted(like) {}
+  Argument(const char* name, const Tensor& given, DType dtype, std::initializer_list<std::int64_t> shape)
+      : name(name), given(given), wanted(nullptr, dtype, shape) {}
+  Argument(const char* name, const Tensor& given, DType dtype, std::int64_t count)
+      : name(name), given(given), wanted(nullptr, dtype, {count}), any_shape(true) {}
+};
+
+// All are as wanted, and contiguous.
+void expect(const char* operation, std::initializer_list<Argument> arguments);
 // `t` is a contiguous float32 or bfloat16 tensor of at least `rank` axes.
 void expect_activation(const char* operation, const char* argument, const Tensor& t, int rank = 1);
 
 // Number of rows of the last axis.
 inline std::int64_t rows_of(const Tensor& t) {
-  return t.dim(-1) ? t.numel() / t.dim(-1) : 0;
+  return t.numel() > 0 ? t.numel() / t.dim(-1) : 0;
 }
 
 }  // namespace onescale

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -68,19 +67,16 @@ enum class Kind : std::uint8_t {
 inline constexpr int kind_count = 8;
 const char* name_of(Kind kind);
 
-// Work done by one operation since the last reset.
-struct Work {
-  std::int64_t calls = 0;
-  double seconds = 0, flops = 0, bytes = 0;
+// One operation that ran: start and end in seconds of the steady clock, arithmetic and memory traffic.
+struct Operation {
+  const char* name;
+  double begin, end, flops, bytes;
 };
 
 class Device {
  public:
   virtual ~Device() = default;
 
-  // A dry device computes nothing and owns no memory: allocate() counts, every operation checks its arguments, records
-  // its work and the scratch it would need. The code of a step, run on it, is the plan of that step.
-  virtual bool dry() const = 0;
   virtual std::string describe() const = 0;
 
   // Memory, zeroed, aligned to 64 bytes, owned by the device until it is destroyed. Throws when there is none.
@@ -93,22 +89,18 @@ class Device {
 
   virtual void upload(Tensor dst, const void* src) = 0;  // dst contiguous
   virtual void download(void* dst, Tensor src) = 0;      // src contiguous; waits for the operations before it
-  virtual void synchronize() = 0;
   // Called by the host after each operation, so that transfers between ranks go on while it computes.
   virtual void after_each(std::function<void()> hook) = 0;
-  // Called with the name, start and end of each operation, in seconds of the steady clock; empty ends it.
-  virtual void trace(std::function<void(const char*, double, double)> event) = 0;
-
-  // Work by operation name, in the order of first use; seconds are 0 unless profiling is on.
-  virtual std::vector<std::pair<std::string, Work>> work() const = 0;
-  virtual void reset_work(bool profile) = 0;
-  // Best floating-point rate and memory rate that a short loop reaches here, in FLOP/s and byte/s. Measured once.
+  // Called with each operation, after it; empty ends it.
+  virtual void trace(std::function<void(const Operation&)> event) = 0;
+  // Best floating-point rate and memory rate that a short loop reaches here, in FLOP/s and byte/s, measured at the
+  // call.
   virtual double peak_flops() = 0;
   virtual double peak_bandwidth() = 0;
 
-  // dst = value everywhere.
+  // dst = value everywhere. float32, bfloat16 or float64, contiguous.
   virtual void fill(Tensor dst, float value) = 0;
-  // dst = src, converted; same shape, any strides.
+  // dst = src, float32 and bfloat16 converted; same shape, any strides.
   virtual void copy(Tensor dst, Tensor src) = 0;
   // dst[i] = stddev * z(first + i), z standard normal keyed by (seed, tensor, index): Box-Muller on Philox. float32,
   // contiguous.
@@ -126,10 +118,8 @@ class Device {
 
   // x = drop(x + wpe[positions]) in place. x [B, T, C] activation, positions int32 [B, T], wpe [P, C] activation.
   virtual void add_positions(Tensor x, Tensor positions, Tensor wpe, const Dropout& dropout) = 0;
-  // dx is masked in place by the same dropout; dwpe float32 [P, C] (+)= its sums by position (overwrite zeroes the
-  // other rows).
-  virtual void add_positions_backward(Tensor dwpe, Tensor dx, Tensor positions, const Dropout& dropout,
-                                      Write write) = 0;
+  // x = drop(x) in place, x [B, T, C] activation: the gradient of a dropout is its mask.
+  virtual void dropout(Tensor x, const Dropout& dropout) = 0;
 
   // Layer normalisation (Ba et al. 2016): y = (x - mean) * rstd * w + b, rstd = 1/sqrt(var + eps), statistics over the
   // last axis. x, y activations [..., C]; mean, rstd float32, one a token, overwritten; w, b activation dtype [C].
@@ -147,11 +137,10 @@ class Device {
   // dy = drop'(dout); dbias float32 [C] (+)= its sum over tokens. The gradient of x is dout itself.
   virtual void residual_backward(Tensor dy, Tensor dbias, Tensor dout, const Dropout& dropout, Write write) = 0;
 
-  // y = x W^T + b. x [n, in], W [out, in], b [out] or empty; y [n, out] is overwritten. All of activation dtype. x and
-  // y may be strided in their first axis.
+  // y = x W^T + b. x [n, in], W [out, in], b [out] or empty; y [n, out] is overwritten. All of activation dtype.
   virtual void linear(Tensor y, Tensor x, Tensor W, Tensor b) = 0;
-  // dx [n, in] is overwritten (skipped when empty); dW [out, in] and db [out] (skipped when empty) float32: dW (+)=
-  // dy^T x, db (+)= sum_n dy.
+  // dx [n, in] is overwritten; dW [out, in] and db [out] (skipped when empty) float32: dW (+)= dy^T x, db (+)= sum_n
+  // dy.
   virtual void linear_backward(Tensor dx, Tensor dW, Tensor db, Tensor dy, Tensor x, Tensor W, Write write) = 0;
 
   // y = gelu(x) (Hendrycks and Gimpel 2016), contiguous activations of one shape.
@@ -201,7 +190,9 @@ class Device {
 // CPUs that the process may use.
 int available_threads();
 
-// The CPU device. threads 0: all that the process may use.
+// The CPU device. threads 0: all that the process may use. A dry one computes nothing and owns no memory: allocate()
+// counts, every operation checks its arguments and notes the scratch it would need. The code of a step, run on it, is
+// the plan of that step.
 std::unique_ptr<Device> make_cpu_device(int threads, bool dry);
 
 }  // namespace onescale

@@ -131,8 +131,8 @@ void GptBigCode::forward_backward(Tensor loss_sum, const MicroBatch& batch, Weig
     gradients.close(unit);
   }
   const auto dembeddings = gradients.open(0);
-  dev_.add_positions_backward(dembeddings.tensors[1], pass.by_row(dx_), pass.positions,
-                              pass.drop(config_.embd_pdrop, Site::embedding, 0), dembeddings.write);
+  dev_.dropout(pass.by_row(dx_), pass.drop(config_.embd_pdrop, Site::embedding, 0));
+  dev_.gather_rows_backward(dembeddings.tensors[1], dx_, pass.positions, 0, dembeddings.write);
   dev_.gather_rows_backward(dembeddings.tensors[0], dx_, ids_, shard_.first_id,
                             config_.tie_word_embeddings ? Write::accumulate : dembeddings.write);
   gradients.close(0);

@@ -14,7 +14,7 @@ Trace::Trace(const std::string& file, std::int64_t steps, Device& device, Mesh& 
   on_root(mesh.world, [&] { write_text(file_, "[]\n"); });
   mesh.world.barrier();  // clocks of ranks on different machines start together, as well as a barrier can
   start_ = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  device.trace([this](const char* name, double begin, double end) { record(name, 0, begin, end); });
+  device.trace([this](const Operation& o) { record(o.name, 0, o.begin, o.end); });
   for (Communicator* group : mesh.groups()) {
     group->on_wait([this, group](const char* operation, double started, double begin, double end) {
       const std::string name = group->name() + " " + operation;

@@ -31,12 +31,12 @@ double check_attention(const char* operation, const Tensor& q, const Tensor& k, 
   Tensor k_as_q = k;
   k_as_q.dtype = q.dtype;
   check_like(operation, "k", k, k_as_q);
-  expect(operation, "lse", lse, DType::float32, {B, n_q, h});
-  expect(operation, "the first visible keys", visible.first, DType::int32, {B, n_q});
-  expect(operation, "the last visible keys", visible.last, DType::int32, {B, n_q});
+  expect(operation, {{"lse", lse, DType::float32, {B, n_q, h}},
+                     {"the first visible keys", visible.first, DType::int32, {B, n_q}},
+                     {"the last visible keys", visible.last, DType::int32, {B, n_q}}});
   check(dropout.p >= 0 && dropout.p < 1, operation, ": the dropout probability ", dropout.p,
         " must be at least 0 and below 1");
-  if (dropout.p > 0) expect(operation, "positions", dropout.positions, DType::int32, {B, n_q});
+  if (dropout.p > 0) expect(operation, {{"positions", dropout.positions, DType::int32, {B, n_q}}});
   const auto* first = visible.first.as<std::int32_t>();
   const auto* last = visible.last.as<std::int32_t>();
   double pairs = 0;
@@ -162,7 +162,7 @@ struct Forward {
     product<false>(end - begin, wide, d, t.q + begin * width, width, t.k + lo, key_block, t.s + lo, key_block, false);
     rows.each(begin, end, [&](std::int64_t r, std::int64_t i, std::int64_t head) {
       float* s = t.s + (r - begin) * key_block;
-      softmax[wide / lanes - 1](t, r, width, s + lo, key + lo, c);
+      softmax[static_cast<std::size_t>(wide / lanes - 1)](t, r, width, s + lo, key + lo, c);
       if (dropout.p > 0) {
         const Philox16 words = draws.words(rows.b, i, head, key);
         for (std::int64_t j = lo; j < lo + wide; j += lanes)

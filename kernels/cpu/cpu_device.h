@@ -3,8 +3,6 @@
 // reduce, optimizer.
 #pragma once
 
-#include <chrono>
-
 #include "kernels/device.h"
 
 namespace onescale {
@@ -12,22 +10,15 @@ namespace onescale {
 class CpuDevice final : public Device {
  public:
   CpuDevice(int threads, bool dry);
-  ~CpuDevice() override;
-  CpuDevice(const CpuDevice&) = delete;
-  CpuDevice& operator=(const CpuDevice&) = delete;
 
-  bool dry() const override { return dry_; }
   std::string describe() const override;
   Tensor allocate(Kind kind, DType dtype, std::initializer_list<std::int64_t> shape) override;
-  std::array<std::int64_t, kind_count> memory() const override;
+  std::array<std::int64_t, kind_count> memory() const override { return memory_; }
   void reserve_scratch(std::int64_t bytes) override;
   void upload(Tensor dst, const void* src) override;
   void download(void* dst, Tensor src) override;
-  void synchronize() override {}
   void after_each(std::function<void()> hook) override { after_each_ = std::move(hook); }
-  void trace(std::function<void(const char*, double, double)> event) override { trace_ = std::move(event); }
-  std::vector<std::pair<std::string, Work>> work() const override { return work_; }
-  void reset_work(bool profile) override;
+  void trace(std::function<void(const Operation&)> event) override { trace_ = std::move(event); }
   double peak_flops() override;
   double peak_bandwidth() override;
 
@@ -39,7 +30,7 @@ class CpuDevice final : public Device {
   void gather_rows_backward(Tensor dtable, Tensor dout, Tensor index, std::int64_t first_row, Write write) override;
   void scatter_rows(Tensor out, Tensor rows, Tensor index) override;
   void add_positions(Tensor x, Tensor positions, Tensor wpe, const Dropout& dropout) override;
-  void add_positions_backward(Tensor dwpe, Tensor dx, Tensor positions, const Dropout& dropout, Write write) override;
+  void dropout(Tensor x, const Dropout& dropout) override;
 
   void layernorm(Tensor y, Tensor mean, Tensor rstd, Tensor x, Tensor w, Tensor b, float eps) override;
   void layernorm_backward(Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor mean, Tensor rstd, Tensor w,
@@ -71,38 +62,42 @@ class CpuDevice final : public Device {
   void sgd(Tensor w, Tensor g, Tensor compute, float lr, float weight_decay, float scale) override;
 
  private:
-  struct Blocks;  // the memory it owns
-
-  // One running operation: records its work, hands out its scratch. An operation is written as
+  // One running operation: says what it did when it ends, hands out its scratch. An operation is written as
   //   Run run(*this, "layernorm", flops, bytes, scratch_bytes);
   //   if (!run) return;  // dry
   class Run {
    public:
-    Run(CpuDevice& device, const char* name, double flops, double bytes, std::int64_t scratch_bytes = 0);
+    struct Amount {
+      double value;
+      template <class Number>
+      Amount(Number n) : value(static_cast<double>(n)) {}
+    };
+    Run(CpuDevice& device, const char* name, Amount flops, Amount bytes, std::int64_t scratch_bytes = 0);
     ~Run();
     Run(const Run&) = delete;
     Run& operator=(const Run&) = delete;
     explicit operator bool() const { return !device_.dry_; }
-    char* scratch() const;  // 64-byte aligned
+    template <class T = char>
+    T* scratch() const {  // 64-byte aligned
+      return reinterpret_cast<T*>(device_.scratch_);
+    }
 
    private:
     CpuDevice& device_;
-    std::size_t entry_;
-    std::chrono::steady_clock::time_point start_;
+    Operation operation_;
   };
+
+  char* take(std::int64_t bytes);  // from the machine, until the device is destroyed
 
   int threads_;
   bool dry_;
-  bool profile_ = false;
   bool reserved_ = false;  // before reserve_scratch() scratch grows as needed
   char* scratch_ = nullptr;
   std::int64_t scratch_bytes_ = 0;
   std::array<std::int64_t, kind_count> memory_{};
-  std::vector<std::pair<std::string, Work>> work_;
   std::function<void()> after_each_;
-  std::function<void(const char*, double, double)> trace_;
-  double peak_flops_ = 0, peak_bandwidth_ = 0;
-  std::unique_ptr<Blocks> blocks_;
+  std::function<void(const Operation&)> trace_;
+  std::vector<std::unique_ptr<void, void (*)(void*)>> blocks_;  // what take() took
 };
 
 }  // namespace onescale

@@ -13,14 +13,14 @@ using cpu::f16x;
 using cpu::splat;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
-constexpr std::int64_t block =
-    1024;  // columns that stay in the first cache between the search for the maximum and the exponentials
+// Columns that stay in the first cache between the search for the maximum and the exponentials.
+constexpr std::int64_t block = 1024;
 
 void check_logits(const char* operation, const Tensor& logits, const Tensor& stats, const Tensor& labels,
                   std::int64_t rows) {
   expect_activation(operation, "logits", logits, 2);
-  expect(operation, "stats", stats, DType::float32, {rows_of(logits), 3});
-  expect(operation, "labels", labels, DType::int32, {rows_of(logits)});
+  expect(operation,
+         {{"stats", stats, DType::float32, {rows_of(logits), 3}}, {"labels", labels, DType::int32, {rows_of(logits)}}});
   check(rows >= 0 && rows <= logits.dim(-1), operation, ": rows = ", rows, " of logits ", logits.describe());
 }
 
@@ -39,7 +39,7 @@ void statistics(const T* logits, std::int64_t rows, float& most, float& total) {
     const float here = cpu::max(cpu::max(cpu::max(highest[0], highest[1]), cpu::max(highest[2], highest[3])));
     if (here == -infinity) continue;  // nothing but -inf: adds nothing, and -inf - -inf is NaN
     if (here > most) {
-      sum *= std::exp(static_cast<double>(most) - static_cast<double>(here));
+      sum *= std::exp(double{most} - here);
       most = here;
     }
     const f16x shift = splat(most);
@@ -47,7 +47,7 @@ void statistics(const T* logits, std::int64_t rows, float& most, float& total) {
       __builtin_prefetch(from + block + i);  // else memory would rest while the exponentials are computed
       terms[k] += part.or_else(cpu::exp(part.load(from + i) - shift), 0);
     });
-    sum += static_cast<double>(cpu::sum((terms[0] + terms[1]) + (terms[2] + terms[3])));
+    sum += cpu::sum((terms[0] + terms[1]) + (terms[2] + terms[3]));
   }
   total = static_cast<float>(sum);
 }
@@ -57,7 +57,7 @@ void statistics(const T* logits, std::int64_t rows, float& most, float& total) {
 void CpuDevice::softmax_statistics(Tensor stats, Tensor logits, Tensor labels, std::int64_t first_row,
                                    std::int64_t rows) {
   check_logits("softmax_statistics", logits, stats, labels, rows);
-  Run run(*this, "softmax_statistics", 15.0 * static_cast<double>(logits.numel()), static_cast<double>(logits.bytes()));
+  Run run(*this, "softmax_statistics", 15 * logits.numel(), logits.bytes());
   if (!run) return;
   const std::int64_t n = rows_of(logits), V = logits.dim(-1);
   cpu::with_storage(logits.dtype, [&]<class T>(T) {
@@ -74,9 +74,9 @@ void CpuDevice::softmax_statistics(Tensor stats, Tensor logits, Tensor labels, s
 
 void CpuDevice::combine_statistics(Tensor stats, Tensor parts) {
   const std::int64_t n = stats.dim(0), shards = parts.dim(0);
-  expect("combine_statistics", "stats", stats, DType::float32, {n, 3});
-  expect("combine_statistics", "parts", parts, DType::float32, {shards, n, 3});
-  Run run(*this, "combine_statistics", 4.0 * static_cast<double>(parts.numel()), static_cast<double>(parts.bytes()));
+  expect("combine_statistics",
+         {{"stats", stats, DType::float32, {n, 3}}, {"parts", parts, DType::float32, {shards, n, 3}}});
+  Run run(*this, "combine_statistics", 4 * parts.numel(), parts.bytes());
   if (!run) return;
   for (std::int64_t i = 0; i < n; ++i) {
     const auto part = [&](std::int64_t shard) { return parts.as<float>() + (shard * n + i) * 3; };
@@ -85,8 +85,7 @@ void CpuDevice::combine_statistics(Tensor stats, Tensor parts) {
     for (std::int64_t s = 0; s < shards; ++s) most = std::max(most, part(s)[0]);
     for (std::int64_t s = 0; s < shards; ++s) {
       // A shard that is nothing but padding has the maximum -inf and adds 0.
-      if (part(s)[1] != 0)
-        sum += static_cast<double>(part(s)[1]) * std::exp(static_cast<double>(part(s)[0]) - static_cast<double>(most));
+      if (part(s)[1] != 0) sum += part(s)[1] * std::exp(double{part(s)[0]} - most);
       label += part(s)[2];
     }
     float* const out = stats.as<float>() + i * 3;
@@ -97,10 +96,9 @@ void CpuDevice::combine_statistics(Tensor stats, Tensor parts) {
 void CpuDevice::cross_entropy(Tensor loss, Tensor logits, Tensor stats, Tensor labels, std::int64_t first_row,
                               std::int64_t rows, float weight) {
   check_logits("cross_entropy", logits, stats, labels, rows);
-  expect("cross_entropy", "loss", loss, DType::float32, {rows_of(logits)});
-  const double passes = weight == 0 ? 0 : 2;
-  Run run(*this, "cross_entropy", passes * 6 * static_cast<double>(logits.numel()),
-          passes * static_cast<double>(logits.bytes()));
+  expect("cross_entropy", {{"loss", loss, DType::float32, {rows_of(logits)}}});
+  const int passes = weight == 0 ? 0 : 2;
+  Run run(*this, "cross_entropy", passes * 6 * logits.numel(), passes * logits.bytes());
   if (!run) return;
   const std::int64_t n = rows_of(logits), V = logits.dim(-1);
   cpu::with_storage(logits.dtype, [&]<class T>(T) {
@@ -108,8 +106,7 @@ void CpuDevice::cross_entropy(Tensor loss, Tensor logits, Tensor stats, Tensor l
     for (std::int64_t i = 0; i < n; ++i) {
       T* const row = logits.as<T>() + i * V;
       const float* const s = stats.as<float>() + i * 3;
-      loss.as<float>()[i] = static_cast<float>(std::log(static_cast<double>(s[1])) + static_cast<double>(s[0]) -
-                                               static_cast<double>(s[2]));
+      loss.as<float>()[i] = static_cast<float>(std::log(double{s[1]}) + s[0] - s[2]);
       if (weight == 0) continue;
       const std::int64_t label = labels.as<std::int32_t>()[i] - first_row;
       const bool mine = label >= 0 && label < rows;

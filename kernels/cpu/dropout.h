@@ -51,12 +51,24 @@ void with_dropout(const Dropout& d, Body&& body) {
   }
 }
 
+// body(token, drop) for n tokens by several threads.
+template <class Body>
+void each_token(std::int64_t n, const Dropout& d, int threads, const Body& body) {
+  with_dropout(d, [&](auto drop) {
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(drop)
+    for (std::int64_t token = 0; token < n; ++token) {
+      drop.start(token);
+      body(token, drop);
+    }
+  });
+}
+
 // x [B, T, C] may be dropped so.
 inline void check_dropout(const char* operation, const Dropout& d, const Tensor& x) {
   check(d.p >= 0 && d.p < 1, operation, ": the dropout probability ", d.p, " must be at least 0 and below 1");
   if (d.p > 0) {
     check(x.rank == 3, operation, ": dropout needs a tensor [B, T, C], not ", x.describe());
-    expect(operation, "positions", d.positions, DType::int32, {x.dim(0), x.dim(1)});
+    expect(operation, {{"positions", d.positions, DType::int32, {x.dim(0), x.dim(1)}}});
   }
 }
 

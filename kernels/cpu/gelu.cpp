@@ -35,10 +35,8 @@ struct ErfCurve {
   Curve operator()(f16x x) const {
     const f16x t = splat(1.0f) / (splat(1.0f) + splat(0.3275911f * 0.7071067812f) * cpu::max(x, -x));
     const f16x e = cpu::exp2(splat(-0.5f * log2_e) * x * x);
-    f16x p = splat(0.5f * 1.061405429f) * t + splat(0.5f * -1.453152027f);
-    p = p * t + splat(0.5f * 1.421413741f);
-    p = p * t + splat(0.5f * -0.284496736f);
-    p = p * t + splat(0.5f * 0.254829592f);
+    const f16x p = cpu::polynomial(t, 0.5f * 1.061405429f, 0.5f * -1.453152027f, 0.5f * 1.421413741f,
+                                   0.5f * -0.284496736f, 0.5f * 0.254829592f);
     const f16x tail = p * t * e;
     const f16x phi = cpu::select(x < f16x{}, tail, splat(1.0f) - tail);
     return {phi, phi + x * e * splat(0.3989422804f)};
@@ -58,54 +56,38 @@ void with_curve(Gelu kind, Body&& body) {
 
 void CpuDevice::gelu(Tensor y, Tensor x, Gelu kind) {
   expect_activation("gelu", "x", x);
-  expect_like("gelu", "y", y, x);
-  Run run(*this, "gelu", 20.0 * static_cast<double>(x.numel()), static_cast<double>(2 * x.bytes()));
+  expect("gelu", {{"y", y, x}});
+  Run run(*this, "gelu", 20 * x.numel(), 2 * x.bytes());
   if (!run) return;
-  constexpr std::int64_t piece = std::int64_t{1} << 12;
-  const std::int64_t n = x.numel();
   cpu::with_storage(x.dtype, [&]<class T>(T) {
     with_curve(kind, [&](auto curve) {
-#pragma omp parallel for num_threads(threads_) schedule(static)
-      for (std::int64_t begin = 0; begin < n; begin += piece) {
-        const T* const from = x.as<T>() + begin;
-        T* const to = y.as<T>() + begin;
-        cpu::each_vector(std::min(piece, n - begin), [&](std::int64_t i, auto part) {
-          const f16x v = part.load(from + i);
-          part.store(to + i, v * curve(v).phi);
-        });
-      }
+      cpu::each_vector(x.numel(), threads_, [=, from = x.as<T>(), to = y.as<T>()](std::int64_t i, auto part) {
+        const f16x v = part.load(from + i);
+        part.store(to + i, v * curve(v).phi);
+      });
     });
   });
 }
 
 void CpuDevice::gelu_backward(Tensor dy, Tensor dbias, Tensor x, Gelu kind, Write write) {
   expect_activation("gelu_backward", "x", x);
-  expect_like("gelu_backward", "dy", dy, x);
-  const std::int64_t n = rows_of(x), C = x.dim(-1), blocks = cpu::sum_blocks(n);
-  expect("gelu_backward", "dbias", dbias, DType::float32, {C});
-  Run run(*this, "gelu_backward", 30.0 * static_cast<double>(x.numel()), static_cast<double>(3 * x.bytes()),
-          blocks * C * size_of(DType::float32));
+  const std::int64_t n = rows_of(x), C = x.dim(-1);
+  expect("gelu_backward", {{"dy", dy, x}, {"dbias", dbias, DType::float32, {C}}});
+  Run run(*this, "gelu_backward", 30 * x.numel(), 3 * x.bytes(), cpu::sum_bytes(n, C));
   if (!run) return;
-  float* const partial = reinterpret_cast<float*>(run.scratch());
   cpu::with_storage(x.dtype, [&]<class T>(T) {
     with_curve(kind, [&](auto curve) {
-#pragma omp parallel for num_threads(threads_) schedule(static)
-      for (std::int64_t block = 0; block < blocks; ++block) {
-        float* const sum = partial + block * C;
-        std::fill_n(sum, C, 0.0f);
-        for (std::int64_t row = block * cpu::sum_block; row < std::min(n, (block + 1) * cpu::sum_block); ++row) {
-          const T* const in = x.as<T>() + row * C;
-          T* const d = dy.as<T>() + row * C;
-          cpu::each_vector(C, [&](std::int64_t i, auto part) {
-            const f16x v = part.load(d + i) * curve(part.load(in + i)).slope;
-            part.store(d + i, v);
-            part.store(sum + i, part.load(sum + i) + v);
-          });
-        }
-      }
+      cpu::sum_rows({dbias}, n, run.scratch<float>(), write, threads_, [=](std::int64_t row, float* sum) {
+        const T* const in = x.as<T>() + row * C;
+        T* const d = dy.as<T>() + row * C;
+        cpu::each_vector(C, [&](std::int64_t i, auto part) {
+          const f16x v = part.load(d + i) * curve(part.load(in + i)).slope;
+          part.store(d + i, v);
+          part.store(sum + i, part.load(sum + i) + v);
+        });
+      });
     });
   });
-  cpu::column_sum(dbias.as<float>(), partial, blocks, C, C, write, threads_);
 }
 
 }  // namespace onescale

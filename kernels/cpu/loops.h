@@ -1,12 +1,14 @@
-// The loop over a row in vectors, and the choice of a storage type.
+// The loops over a row, or over a whole tensor, in vectors, and the choice of a storage type.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cpu/vec.h"
-#include "kernels/error.h"
 
 namespace onescale::cpu {
 
-// How a vector of a row is read and written: all lanes, or the first n of the last one.
+// How a vector of a row is read and written: all lanes, or the first n of the last one; the others load as 0 and are
+// not stored.
 struct Whole {
   template <class T>
   f16x load(const T* p) const {
@@ -22,11 +24,15 @@ struct Tail {
   std::int64_t n;
   template <class T>
   f16x load(const T* p) const {
-    return load_tail(p, n);
+    T buffer[lanes] = {};
+    std::memcpy(buffer, p, static_cast<std::size_t>(n) * sizeof(T));
+    return cpu::load(buffer);
   }
   template <class T>
   void store(T* p, f16x v) const {
-    store_tail(p, v, n);
+    T buffer[lanes];
+    cpu::store(buffer, v);
+    std::memcpy(p, buffer, static_cast<std::size_t>(n) * sizeof(T));
   }
   f16x or_else(f16x v, float missing) const {  // v, with another value in the lanes that do not exist
     constexpr i16x lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -34,7 +40,7 @@ struct Tail {
   }
 };
 
-// body(i, part) for i = 0, 16, 32 ... below n; part is Whole or Tail. Lanes that do not exist are read as 0.
+// body(i, part) for i = 0, 16, 32 ... below n; part is Whole or Tail.
 template <class Body>
 inline void each_vector(std::int64_t n, Body&& body) {
   std::int64_t i = 0;
@@ -42,8 +48,24 @@ inline void each_vector(std::int64_t n, Body&& body) {
   if (i < n) body(i, Tail{n - i});
 }
 
-// The same with a third argument 0 .. 3 that says which of four accumulators a vector belongs to: a single one would
-// wait for each addition.
+// body(begin, end) for pieces of n elements, by several threads.
+template <class Body>
+void each_piece(std::int64_t n, int threads, const Body& body) {
+  constexpr std::int64_t piece = std::int64_t{1} << 12;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::int64_t begin = 0; begin < n; begin += piece) body(begin, std::min(n, begin + piece));
+}
+
+// each_vector() by several threads.
+template <class Body>
+void each_vector(std::int64_t n, int threads, const Body& body) {
+  each_piece(n, threads, [&](std::int64_t begin, std::int64_t end) {
+    each_vector(end - begin, [&](std::int64_t i, auto part) { body(begin + i, part); });
+  });
+}
+
+// each_vector() with a third argument 0 .. 3 that says which of four accumulators a vector belongs to: a single one
+// would wait for each addition.
 template <class Body>
 inline void each_vector_of_4(std::int64_t n, Body&& body) {
   std::int64_t i = 0;

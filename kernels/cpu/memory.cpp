@@ -1,12 +1,12 @@
-// Memory, scratch and the record of work.
-#include <sched.h>
+// Memory, scratch and the reports of operations.
+#include <omp.h>
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <thread>
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/error.h"
@@ -19,65 +19,44 @@ const char* name_of(Kind kind) {
   return names[static_cast<int>(kind)];
 }
 
-struct CpuDevice::Blocks {
-  std::vector<void*> pointers;
-  ~Blocks() {
-    for (void* p : pointers) std::free(p);
-  }
-  char* take(std::int64_t bytes) {
-    // Large blocks ask for pages of 2 MiB: a product walks over so many pages of 4 KiB that finding them takes time.
-    // The pages at the end that would not be full stay small, so that nothing is taken that is not used.
-    constexpr std::size_t page = std::size_t{1} << 21;
-    const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
-    void* p = nullptr;
-    check(posix_memalign(&p, size >= page ? page : 64, size) == 0, "no memory for ", bytes,
-          " bytes; a smaller micro_batch, seq_len or recompute = block needs less");
-    if (size >= page) madvise(p, size / page * page, MADV_HUGEPAGE);
-    pointers.push_back(p);
-    return static_cast<char*>(p);
-  }
-};
-
 namespace {
 
-// Zeroes in parallel, so that each thread's pages lie next to it.
-void zero(char* p, std::int64_t bytes, int threads) {
-  constexpr std::int64_t piece = std::int64_t{1} << 16;
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (std::int64_t i = 0; i < bytes; i += piece)
-    std::memset(p + i, 0, static_cast<std::size_t>(std::min(piece, bytes - i)));
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace
 
-CpuDevice::CpuDevice(int threads, bool dry)
-    : threads_(threads > 0 ? threads : available_threads()), dry_(dry), blocks_(std::make_unique<Blocks>()) {
-  check_usage(threads >= 0, "threads = ", threads, " must be 0, for every CPU that the process may use, or positive");
+char* CpuDevice::take(std::int64_t bytes) {
+  // Large blocks ask for pages of 2 MiB: a product walks over so many pages of 4 KiB that finding them takes time.
+  // The pages at the end that would not be full stay small, so that nothing is taken that is not used.
+  constexpr std::size_t page = std::size_t{1} << 21;
+  const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+  void* p = nullptr;
+  check(posix_memalign(&p, size >= page ? page : 64, size) == 0, "no memory for ", bytes,
+        " bytes; a smaller micro_batch, seq_len or recompute = block needs less");
+  blocks_.emplace_back(p, std::free);
+  if (size >= page) madvise(p, size / page * page, MADV_HUGEPAGE);
+  return static_cast<char*>(p);
 }
 
-CpuDevice::~CpuDevice() = default;
+CpuDevice::CpuDevice(int threads, bool dry) : threads_(threads > 0 ? threads : available_threads()), dry_(dry) {
+  check_usage(threads >= 0, "threads = ", threads, " must be 0, for every CPU that the process may use, or positive");
+}
 
 std::unique_ptr<Device> make_cpu_device(int threads, bool dry) {
   return std::make_unique<CpuDevice>(threads, dry);
 }
 
 int available_threads() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  const int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
-  return count > 0 ? count : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return omp_get_num_procs();
 }
 
 std::string CpuDevice::describe() const {
   std::ifstream info("/proc/cpuinfo");
   std::string line, model = "CPU";
-  while (std::getline(info, line)) {
-    const auto colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) {
-      model = line.substr(colon + 2);
-      break;
-    }
-  }
+  while (std::getline(info, line) && !line.starts_with("model name")) continue;
+  if (const auto colon = line.find(": "); info && colon != std::string::npos) model = line.substr(colon + 2);
   return str(model, ", ", threads_, threads_ == 1 ? " thread" : " threads");
 }
 
@@ -85,60 +64,42 @@ Tensor CpuDevice::allocate(Kind kind, DType dtype, std::initializer_list<std::in
   Tensor t(nullptr, dtype, shape);
   memory_[static_cast<std::size_t>(kind)] += t.bytes();
   if (dry_) return t;
-  t.data = blocks_->take(t.bytes());
-  zero(t.as<char>(), t.bytes(), threads_);
+  t.data = take(t.bytes());
+  // In parallel, so that each thread's pages lie next to it.
+  constexpr std::int64_t piece = std::int64_t{1} << 16;
+#pragma omp parallel for num_threads(threads_) schedule(static)
+  for (std::int64_t i = 0; i < t.bytes(); i += piece)
+    std::memset(t.as<char>() + i, 0, static_cast<std::size_t>(std::min(piece, t.bytes() - i)));
   return t;
-}
-
-std::array<std::int64_t, kind_count> CpuDevice::memory() const {
-  return memory_;
 }
 
 void CpuDevice::reserve_scratch(std::int64_t bytes) {
   reserved_ = true;
   scratch_bytes_ = bytes;
   memory_[static_cast<std::size_t>(Kind::kernel_scratch)] = bytes;
-  if (!dry_) scratch_ = blocks_->take(bytes);
+  if (!dry_) scratch_ = take(bytes);
 }
 
-CpuDevice::Run::Run(CpuDevice& device, const char* name, double flops, double bytes, std::int64_t scratch_bytes)
-    : device_(device) {
-  auto& work = device.work_;
-  const auto found = std::find_if(work.begin(), work.end(), [&](const auto& entry) { return entry.first == name; });
-  entry_ = static_cast<std::size_t>(found - work.begin());
-  if (found == work.end()) work.emplace_back(name, Work{});
-  work[entry_].second.calls += 1;
-  work[entry_].second.flops += flops;
-  work[entry_].second.bytes += bytes;
+CpuDevice::Run::Run(CpuDevice& device, const char* name, Amount flops, Amount bytes, std::int64_t scratch_bytes)
+    : device_(device), operation_{name, 0, 0, flops.value, bytes.value} {
   auto& most = device.memory_[static_cast<std::size_t>(Kind::kernel_scratch)];
   if (device.dry_) {
     most = std::max(most, scratch_bytes);
   } else if (scratch_bytes > device.scratch_bytes_) {
     check(!device.reserved_, name, " needs ", scratch_bytes, " bytes of scratch, but the dry run found ",
           device.scratch_bytes_);
-    device.scratch_ = device.blocks_->take(scratch_bytes);
+    device.scratch_ = device.take(scratch_bytes);
     device.scratch_bytes_ = most = scratch_bytes;
   }
-  if (device.profile_ || device.trace_) start_ = std::chrono::steady_clock::now();
+  if (device.trace_) operation_.begin = now();
 }
 
 CpuDevice::Run::~Run() {
-  if (device_.profile_ || device_.trace_) {
-    const auto now = std::chrono::steady_clock::now();
-    device_.work_[entry_].second.seconds += std::chrono::duration<double>(now - start_).count();
-    const auto seconds = [](auto time) { return std::chrono::duration<double>(time.time_since_epoch()).count(); };
-    if (device_.trace_) device_.trace_(device_.work_[entry_].first.c_str(), seconds(start_), seconds(now));
+  if (device_.trace_) {
+    operation_.end = now();
+    device_.trace_(operation_);
   }
   if (device_.after_each_) device_.after_each_();
-}
-
-char* CpuDevice::Run::scratch() const {
-  return device_.scratch_;
-}
-
-void CpuDevice::reset_work(bool profile) {
-  work_.clear();
-  profile_ = profile;
 }
 
 }  // namespace onescale

@@ -12,8 +12,6 @@ namespace {
 using cpu::f16x;
 using cpu::splat;
 
-constexpr std::int64_t piece = std::int64_t{1} << 12;
-
 f16x square_root(f16x v) {
   float a[cpu::lanes];
   std::memcpy(a, &v, sizeof a);
@@ -26,47 +24,38 @@ f16x square_root(f16x v) {
 // update(i, part) returns the new weights at i, which are stored in w and, rounded, in `compute` where there is one.
 template <class Update>
 void update_weights(Tensor w, Tensor compute, int threads, const Update& update) {
-  const std::int64_t n = w.numel();
-  float* weights = w.as<float>();
   bf16* rounded = compute.dtype == DType::bfloat16 ? compute.as<bf16>() : nullptr;
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (std::int64_t begin = 0; begin < n; begin += piece) {
-    cpu::each_vector(std::min(piece, n - begin), [&](std::int64_t i, auto part) {
-      const f16x v = update(begin + i, part);
-      part.store(weights + begin + i, v);
-      if (rounded) part.store(rounded + begin + i, v);
-    });
-  }
+  cpu::each_vector(w.numel(), threads, [=, weights = w.as<float>()](std::int64_t i, auto part) {
+    const f16x v = update(i, part);
+    part.store(weights + i, v);
+    if (rounded) part.store(rounded + i, v);
+  });
 }
 
 void check_weights(const char* operation, const Tensor& w, const Tensor& g, const Tensor& compute) {
-  expect_count(operation, "w", w, DType::float32, w.numel());
-  expect_count(operation, "g", g, DType::float32, w.numel());
+  expect(operation, {{"w", w, DType::float32, w.numel()}, {"g", g, DType::float32, w.numel()}});
   if (!compute.empty() && compute.dtype != DType::float32)
-    expect_count(operation, "compute", compute, DType::bfloat16, w.numel());
+    expect(operation, {{"compute", compute, DType::bfloat16, w.numel()}});
 }
 
-double bytes_of(const Tensor& w, int moved, const Tensor& compute) {
-  return moved * static_cast<double>(w.bytes()) +
-         (compute.dtype == DType::bfloat16 ? static_cast<double>(compute.bytes()) : 0);
+std::int64_t bytes_of(const Tensor& w, int moved, const Tensor& compute) {
+  return moved * w.bytes() + (compute.dtype == DType::bfloat16 ? compute.bytes() : 0);
 }
 
 }  // namespace
 
 void CpuDevice::adamw(Tensor w, Tensor m, Tensor v, Tensor g, Tensor compute, const AdamW& s) {
   check_weights("adamw", w, g, compute);
-  expect_count("adamw", "m", m, DType::float32, w.numel());
-  expect_count("adamw", "v", v, DType::float32, w.numel());
+  expect("adamw", {{"m", m, DType::float32, w.numel()}, {"v", v, DType::float32, w.numel()}});
   check(s.count >= 1, "adamw: count = ", s.count, " must include this update, the first is 1");
-  Run run(*this, "adamw", 15.0 * static_cast<double>(w.numel()), bytes_of(w, 7, compute));
+  Run run(*this, "adamw", 15 * w.numel(), bytes_of(w, 7, compute));
   if (!run) return;
-  const auto bias = [&](float beta) { return 1 - std::pow(static_cast<double>(beta), static_cast<double>(s.count)); };
+  const double lr = s.lr, b1 = s.beta1, b2 = s.beta2, count = static_cast<double>(s.count);
   const f16x scale = splat(s.gradient_scale), beta1 = splat(s.beta1), beta2 = splat(s.beta2), eps = splat(s.eps);
-  const f16x rest1 = splat(static_cast<float>(1 - static_cast<double>(s.beta1)));
-  const f16x rest2 = splat(static_cast<float>(1 - static_cast<double>(s.beta2)));
-  const f16x keep = splat(static_cast<float>(1 - static_cast<double>(s.lr) * static_cast<double>(s.weight_decay)));
-  const f16x step = splat(static_cast<float>(static_cast<double>(s.lr) / bias(s.beta1)));
-  const f16x root = splat(static_cast<float>(1 / std::sqrt(bias(s.beta2))));
+  const f16x rest1 = splat(static_cast<float>(1 - b1)), rest2 = splat(static_cast<float>(1 - b2));
+  const f16x keep = splat(static_cast<float>(1 - lr * s.weight_decay));
+  const f16x step = splat(static_cast<float>(lr / (1 - std::pow(b1, count))));
+  const f16x root = splat(static_cast<float>(1 / std::sqrt(1 - std::pow(b2, count))));
   float *const weights = w.as<float>(), *const first = m.as<float>(), *const second = v.as<float>();
   const float* gradient = g.as<float>();
   update_weights(w, compute, threads_, [=](std::int64_t i, auto part) {
@@ -81,7 +70,7 @@ void CpuDevice::adamw(Tensor w, Tensor m, Tensor v, Tensor g, Tensor compute, co
 
 void CpuDevice::sgd(Tensor w, Tensor g, Tensor compute, float lr, float weight_decay, float scale) {
   check_weights("sgd", w, g, compute);
-  Run run(*this, "sgd", 4.0 * static_cast<double>(w.numel()), bytes_of(w, 3, compute));
+  Run run(*this, "sgd", 4 * w.numel(), bytes_of(w, 3, compute));
   if (!run) return;
   float* weights = w.as<float>();
   const float* gradient = g.as<float>();

@@ -1,25 +1,14 @@
-// Packed operands of a product: vectors as wide as a register, a transposition, and the panels.
+// Packed operands of a product: loads of one register, and the panels.
 #pragma once
 
 #include <algorithm>
-#include <bit>
-#include <cstdint>
-#include <cstring>
-#include <utility>
 
-#include "kernels/cpu/vec.h"
+#include "kernels/cpu/transpose.h"
 
 namespace onescale::cpu {
 
 // A tile of the result is tile_rows x 2 vectors: as many sums as there are registers, less two for b and one for a.
-#ifdef __AVX512F__
-inline constexpr std::int64_t width = 16, tile_rows = 14;
-#else
-inline constexpr std::int64_t width = 8, tile_rows = 6;
-#endif
-inline constexpr std::int64_t tile_columns = 2 * width;
-typedef float vec __attribute__((vector_size(width * 4)));
-typedef std::int32_t ivec __attribute__((vector_size(width * 4)));
+inline constexpr std::int64_t tile_rows = register_bytes == 64 ? 14 : 6, tile_columns = 2 * width;
 typedef std::uint32_t uvec __attribute__((vector_size(width * 4)));
 typedef std::uint16_t hvec __attribute__((vector_size(width * 2)));
 
@@ -35,63 +24,6 @@ inline vec get(const bf16* p) {
 }
 inline void set(float* p, vec v) {
   std::memcpy(p, &v, sizeof v);
-}
-
-// Lane l of the result is lane index(l) + shift of a and b, put one after the other.
-template <int index(int), int shift, int... l>
-inline vec shuffle(vec a, vec b, std::integer_sequence<int, l...> /*lanes*/) {
-  return __builtin_shufflevector(a, b, (index(l) + shift)...);
-}
-template <int index(int), int shift>
-inline vec shuffle(vec a, vec b) {
-  return shuffle<index, shift>(a, b, std::make_integer_sequence<int, width>());
-}
-// Elements, or pairs of them, of the two vectors alternately, within quarters of a register; even quarters of one and
-// of the other.
-constexpr int singles(int l) {
-  return l / 4 * 4 + l % 4 / 2 + l % 2 * static_cast<int>(width);
-}
-constexpr int pairs(int l) {
-  return l / 4 * 4 + l % 2 + l % 4 / 2 * static_cast<int>(width);
-}
-constexpr int quarters(int l) {
-  constexpr int n = width;
-  return l % (n / 2) / 4 * 8 + l % 4 + l / (n / 2) * n;
-}
-
-// v[i] lane j becomes v[j] lane i: first 4 x 4 blocks inside quarters of a register, then the quarters.
-inline void transpose(vec (&v)[width]) {
-  constexpr int n = width;
-  vec t[n];
-#pragma GCC unroll 16
-  for (int i = 0; i < n; i += 2) {
-    t[i] = shuffle<singles, 0>(v[i], v[i + 1]);
-    t[i + 1] = shuffle<singles, 2>(v[i], v[i + 1]);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < n; i += 4) {
-    for (int j = 0; j < 2; ++j) {
-      v[i + 2 * j] = shuffle<pairs, 0>(t[i + j], t[i + j + 2]);
-      v[i + 2 * j + 1] = shuffle<pairs, 2>(t[i + j], t[i + j + 2]);
-    }
-  }
-  // Now quarter L of v[4g + j] is column 4L + j of the rows 4g .. 4g + 3.
-#pragma GCC unroll 16
-  for (int j = 0; j < 4; ++j) {
-    if constexpr (n == 16) {
-      const vec a0 = shuffle<quarters, 0>(v[j], v[4 + j]), a1 = shuffle<quarters, 4>(v[j], v[4 + j]);
-      const vec b0 = shuffle<quarters, 0>(v[8 + j], v[12 + j]);
-      const vec b1 = shuffle<quarters, 4>(v[8 + j], v[12 + j]);
-      v[j] = shuffle<quarters, 0>(a0, b0);
-      v[8 + j] = shuffle<quarters, 4>(a0, b0);
-      v[4 + j] = shuffle<quarters, 0>(a1, b1);
-      v[12 + j] = shuffle<quarters, 4>(a1, b1);
-    } else {
-      const vec a = v[j], b = v[4 + j];
-      v[j] = shuffle<quarters, 0>(a, b);
-      v[4 + j] = shuffle<quarters, 4>(a, b);
-    }
-  }
 }
 
 // How rows or columns are cut into panels. Rows are cut evenly (256 rows: 13 or 14 a panel, no small one at the end),

@@ -1,11 +1,11 @@
 #include "kernels/cpu/product.h"
 
-#include <omp.h>
-
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cpu/loops.h"
 #include "kernels/cpu/panels.h"
 
 namespace onescale::cpu {
@@ -25,20 +25,28 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 // fetches lines of memory that will be packed soon.
 enum class Also : int { nothing, packs_a, packs_b, fetches };
 
-// A line for every four k, so that those on their way stay few: (i % 16, i / 16) lies at from + i % 16 * row + i / 16 *
-// line bytes.
-struct Fetch {
-  const char* from;
-  int64_t row, line;
+// The sums over `depth` of k that a tile computes, of a panel of a and one of b.
+struct Step {
+  int64_t k, depth;
+  const float *a = nullptr, *b = nullptr;
+  Also also = Also::nothing;
+  // A tile that packs reads a or b where it lies, `stride` apart, and writes `panel`.
+  float* panel = nullptr;
+  int64_t stride = 0;
+  // One that fetches takes a line for every four k, so that those on their way stay few: (i % 16, i / 16) lies at
+  // from + i % 16 * row + i / 16 * line bytes.
+  const char* from = nullptr;
+  int64_t row = 0, line = 0;
 };
 
-// c [rows, 2 vectors] = sum over k of a panel of a times a panel of b, plus add (null: nothing; a bias has stride 0). A
-// tile that packs reads a or b where it lies, `stride` apart, and writes `panel`.
+// c [rows, 2 vectors] = the sums plus add (null: nothing; a bias has stride 0).
 template <int rows, Also also>
-void tile(int64_t K, const float* a, const float* b, float* c, int64_t c_row, const float* add, int64_t add_row,
-          [[maybe_unused]] float* panel, int64_t stride, [[maybe_unused]] const Fetch& fetch) {
+void tile(const Step& s, float* c, int64_t c_row, const float* add, int64_t add_row) {
   vec sum[rows][2] = {};
-  const int64_t a_step = also == Also::packs_a ? stride : width, b_step = also == Also::packs_b ? stride : tile_columns;
+  const float *a = s.a, *b = s.b;
+  [[maybe_unused]] float* panel = s.panel;
+  const int64_t stride = s.stride, a_step = also == Also::packs_a ? stride : width,
+                b_step = also == Also::packs_b ? stride : tile_columns;
   const auto multiply = [&](int64_t k) __attribute__((always_inline)) {
     const vec b0 = get(b), b1 = get(b + width);
     if constexpr (also == Also::packs_a) {
@@ -53,7 +61,7 @@ void tile(int64_t K, const float* a, const float* b, float* c, int64_t c_row, co
       __builtin_prefetch(b + ahead * stride);
       __builtin_prefetch(b + ahead * stride + tile_columns - 1);
     } else if constexpr (also == Also::fetches) {
-      __builtin_prefetch(fetch.from + k / 4 % 16 * fetch.row + k / 64 * fetch.line, 0, 2);
+      __builtin_prefetch(s.from + k / 4 % 16 * s.row + k / 64 * s.line, 0, 2);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
@@ -64,14 +72,14 @@ void tile(int64_t K, const float* a, const float* b, float* c, int64_t c_row, co
     a += a_step, b += b_step;
   };
   // The lines of c are fetched one by one: at once, they would leave no room for others on their way.
-  const int64_t first = std::min<int64_t>(K, 32);
+  const int64_t first = std::min<int64_t>(s.depth, 32);
 #pragma GCC unroll 1
   for (int64_t k = 0; k < first; ++k) {
     __builtin_prefetch(c + k % 16 * c_row + k / 16 * width, 1);
     multiply(k);
   }
 #pragma GCC unroll 1
-  for (int64_t k = first; k < K; ++k) multiply(k);
+  for (int64_t k = first; k < s.depth; ++k) multiply(k);
   if (add != nullptr) {
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
@@ -86,204 +94,132 @@ void tile(int64_t K, const float* a, const float* b, float* c, int64_t c_row, co
   }
 }
 
-using Tile = void (*)(int64_t, const float*, const float*, float*, int64_t, const float*, int64_t, float*, int64_t,
-                      const Fetch&);
+using Tile = void (*)(const Step&, float*, int64_t, const float*, int64_t);
 
-template <Also also, int... i>
-Tile tile_of(int64_t rows, std::integer_sequence<int, i...>) {
-  static constexpr Tile tiles[] = {tile<i + 1, also>...};
-  return tiles[rows - 1];
+constexpr int ways = 4;  // values of Also
+template <int... i>
+constexpr std::array<Tile, sizeof...(i)> every_tile(std::integer_sequence<int, i...> /*all*/) {
+  return {tile<i / ways + 1, static_cast<Also>(i % ways)>...};
 }
-Tile tile_of(int64_t rows, Also also) {
-  constexpr std::make_integer_sequence<int, tile_rows> all;
-  switch (also) {
-    case Also::nothing:
-      return tile_of<Also::nothing>(rows, all);
-    case Also::packs_a:
-      return tile_of<Also::packs_a>(rows, all);
-    case Also::packs_b:
-      return tile_of<Also::packs_b>(rows, all);
-    default:
-      return tile_of<Also::fetches>(rows, all);
-  }
-}
+constexpr auto tiles = every_tile(std::make_integer_sequence<int, tile_rows * ways>());
 
-// The blocks of one product. The operand with fewer rows is packed whole, by all threads, and shared; the other one is
-// packed by each thread in groups of panels, just before they are used.
-struct Blocks {
-  int64_t depth;  // k in one pass
-  Panels rows, columns;
-  bool a_shared;
-  int64_t group;  // panels in a group, at most
-  // floats
-  int64_t bias_size, result_size, shared_size, own_size;
-
-  explicit Blocks(const Product& p)
-      : depth(ceil_div(p.K, ceil_div(p.K, max_depth))),
-        rows(Panels::rows(p.M)),
-        columns(Panels::columns(p.N)),
-        a_shared(p.M <= p.N) {
-    const Panels &shared = a_shared ? rows : columns, &own = a_shared ? columns : rows;
-    group = std::clamp<int64_t>(own.count / (2 * p.threads), 1, group_lanes / own.lanes);
-    bias_size = p.input == DType::bfloat16 ? ceil_div(p.N, width) * width : 0;
-    result_size = p.output == DType::bfloat16 && p.K > depth ? p.M * p.N : 0;  // sums between passes
-    // Of two passes where threads share them: the slower ones may still read those of the pass before.
-    shared_size = shared.count * shared.lanes * std::min(p.threads > 1 ? 2 * depth : depth, p.K);
-    own_size = group * own.lanes * depth;
-  }
-};
-
-// One product on its way.
-class Running {
+// The part [M, N] of a product, the work of one thread. One operand is packed whole; the other in groups of panels,
+// just before they are used.
+class Part {
  public:
-  Running(const Product& product, void* c, int64_t c_row, const void* bias, bool accumulate, char* scratch)
-      : product_(product), blocks_(product), c_(c), c_row_(c_row), accumulate_(accumulate) {
-    float* next = reinterpret_cast<float*>(scratch);
-    const auto take = [&](int64_t size) { return std::exchange(next, next + size); };
-    float* wide = take(blocks_.bias_size);
-    if (bias != nullptr && product.input == DType::bfloat16) {
-      for (int64_t j = 0; j < product.N; ++j) wide[j] = to_float(static_cast<const bf16*>(bias)[j]);
-      bias_ = wide;
-    } else {
-      bias_ = static_cast<const float*>(bias);
-    }
-    result_ = take(blocks_.result_size);
-    result_row_ = product.N;
-    if (product.output == DType::float32) result_ = static_cast<float*>(c), result_row_ = c_row;
-    shared_panels_ = take(blocks_.shared_size);
-    own_panels_ = next;
+  Part(const Product& product, int64_t M, int64_t N, bool whole_a)
+      : product_(product),
+        whole_a_(whole_a),
+        depth_(ceil_div(product.K, ceil_div(product.K, max_depth))),
+        rows_(Panels::rows(M)),
+        columns_(Panels::columns(N)),
+        group_(std::clamp<int64_t>(grouped().count / 2, 1, group_lanes / grouped().lanes)) {}
+
+  int64_t floats() const {
+    const bool wide_bias = product_.input == DType::bfloat16;
+    const bool sums = product_.output == DType::bfloat16 && product_.K > depth_;  // between passes over k
+    const int64_t panels = whole().count * whole().lanes + group_ * grouped().lanes;
+    return panels * depth_ + (wide_bias ? columns_.total : 0) + (sums ? rows_.total * columns_.total : 0);
   }
 
   template <class T>
-  void run(Operand a, Operand b) const {
-    const bool a_shared = blocks_.a_shared;
-    const Panels &shared = a_shared ? blocks_.rows : blocks_.columns, &own = a_shared ? blocks_.columns : blocks_.rows;
-    const Operand from_shared = a_shared ? a : b, from_own = a_shared ? b : a;
+  void run(void* c, const Operand& a, const Operand& b, const T* bias, bool accumulate, float* scratch) {
+    const Operand &from_whole = whole_a_ ? a : b, &from_grouped = whole_a_ ? b : a;
+    const auto take = [&](int64_t size) { return std::exchange(scratch, scratch + size); };
+    float* const whole_panels = take(whole().count * whole().lanes * depth_);
+    float* const grouped_panels = take(group_ * grouped().lanes * depth_);
+    if constexpr (std::is_same_v<T, float>) {
+      bias_ = bias;
+    } else if (bias != nullptr) {
+      float* const wide = take(columns_.total);
+      for (int64_t j = 0; j < columns_.total; ++j) wide[j] = to_float(bias[j]);
+      bias_ = wide;
+    }
+    c_ = c, accumulate_ = accumulate;
+    result_ = product_.output == DType::float32 ? static_cast<float*>(c) : scratch;
+    result_row_ = product_.output == DType::float32 ? product_.N : columns_.total;
     // A tile that packs reads whole vectors, so they must exist.
-    const auto packed_by_tile = [](const Operand& from, const Panels& panels, int64_t last) {
-      return std::is_same_v<T, float> && from.row == 1 && panels.begin(last) + panels.lanes <= panels.total;
+    const auto by_tile = [](const Operand& from, const Panels& panels, int64_t p) {
+      return std::is_same_v<T, float> && from.row == 1 && panels.begin(p) + panels.lanes <= panels.total;
     };
-    // Where tiles can pack the shared operand, those of the first group do it. The other groups are a multiple of the
-    // threads, larger ones first; when they are few the shared panels are cut, too.
-    const int64_t threads = product_.threads, early = packed_by_tile(from_shared, shared, 0) ? blocks_.group : 0;
-    const int64_t later = own.count - early;
-    const int64_t groups = std::min(ceil_div(later, blocks_.group * threads) * threads, later);
-    const int64_t cuts = groups == 0 ? 0 : std::min(shared.count, ceil_div(2 * threads, groups));
-    const auto begin_of = [&](int64_t g) { return early + g * (later / groups) + std::min(g, later % groups); };
-#pragma omp parallel num_threads(product_.threads)
-    {
-      float* mine = own_panels_ + omp_get_thread_num() * blocks_.own_size;
-      for (int64_t k0 = 0; k0 < product_.K; k0 += blocks_.depth) {
-        const int64_t depth = std::min(blocks_.depth, product_.K - k0);
-        const T* shared_data = static_cast<const T*>(from_shared.data) + k0 * from_shared.step;
-        const T* own_data = static_cast<const T*>(from_own.data) + k0 * from_own.step;
-        const int64_t which = product_.threads > 1 ? k0 / blocks_.depth % 2 : 0;
-        float* const panels = shared_panels_ + which * shared.count * shared.lanes * blocks_.depth;
-        // The tiles of the shared panels [begin, end), of which those before `packed` are packed, and the own panels
-        // [first, last), which are packed when `ready`; `next` is the first of the own panels that are packed next.
-        const auto multiply = [&](int64_t begin, int64_t packed, int64_t end, int64_t first, int64_t last, bool ready,
-                                  int64_t next) {
-          int64_t left = (end - begin) * (last - first);  // tiles
-          for (int64_t s = begin; s < end; ++s) {
-            for (int64_t p = first; p < last; ++p) {
-              --left;
-              float* const shared_panel = panels + s * shared.lanes * depth;
-              float* const own_panel = mine + (p - first) * own.lanes * depth;
-              const float *x = shared_panel, *y = own_panel;
-              Step step{k0, depth, nullptr, nullptr, Also::nothing, nullptr, 0, {}};
-              if constexpr (std::is_same_v<T, float>) {
-                if (!ready && s == begin) {
-                  step.also = a_shared ? Also::packs_b : Also::packs_a;
-                  step.panel = own_panel, step.stride = from_own.step;
-                  y = own_data + own.begin(p);
-                } else if (s >= packed && p == first) {
-                  step.also = a_shared ? Also::packs_a : Also::packs_b;
-                  step.panel = shared_panel, step.stride = from_shared.step;
-                  x = shared_data + shared.begin(s);
-                }
+    for (int64_t k = 0; k < product_.K; k += depth_) {
+      const int64_t depth = std::min(depth_, product_.K - k);
+      const T* const whole_data = static_cast<const T*>(from_whole.data) + k * from_whole.step;
+      const T* const grouped_data = static_cast<const T*>(from_grouped.data) + k * from_grouped.step;
+      for (int64_t first = 0, last; first < grouped().count; first = last) {
+        last = std::min(first + group_, grouped().count);
+        const bool pack_group = by_tile(from_grouped, grouped(), last - 1);  // by the first tiles of the group
+        if (!pack_group)
+          pack(grouped_panels, grouped(), first, last, grouped_data, from_grouped.row, from_grouped.step, depth);
+        int64_t left = whole().count * (last - first);  // tiles
+        for (int64_t w = 0; w < whole().count; ++w) {
+          float* const whole_panel = whole_panels + w * whole().lanes * depth;
+          // The first group comes before the other operand is packed. A tile packs one operand.
+          const bool pack_whole = first == 0 && by_tile(from_whole, whole(), w) && !(w == 0 && pack_group);
+          if (first == 0 && !pack_whole)
+            pack(whole_panel, whole(), w, w + 1, whole_data, from_whole.row, from_whole.step, depth);
+          for (int64_t g = first; g < last; ++g) {
+            --left;
+            float* const grouped_panel = grouped_panels + (g - first) * grouped().lanes * depth;
+            const float *x = whole_panel, *y = grouped_panel;
+            Step step{.k = k, .depth = depth};
+            if constexpr (std::is_same_v<T, float>) {
+              if (w == 0 && pack_group) {
+                step.also = whole_a_ ? Also::packs_b : Also::packs_a;
+                step.panel = grouped_panel, step.stride = from_grouped.step;
+                y = grouped_data + grouped().begin(g);
+              } else if (g == first && pack_whole) {
+                step.also = whole_a_ ? Also::packs_a : Also::packs_b;
+                step.panel = whole_panel, step.stride = from_whole.step;
+                x = whole_data + whole().begin(w);
               }
-              if (step.also == Also::nothing && left < fetching && next < own.count) {
-                step.also = Also::fetches;
-                step.fetch = lines(own_data, from_own, own.begin(next), left, depth);
-              }
-              step.a = a_shared ? x : y;
-              step.b = a_shared ? y : x;
-              compute(a_shared ? s : p, a_shared ? p : s, step);
             }
+            if (step.also == Also::nothing && left < fetching && last < grouped().count)
+              fetch(step, grouped_data + grouped().begin(last) * from_grouped.row, from_grouped, left);
+            step.a = whole_a_ ? x : y;
+            step.b = whole_a_ ? y : x;
+            compute(step, whole_a_ ? w : g, whole_a_ ? g : w);
           }
-        };
-        const bool early_by_tile = early > 0 && packed_by_tile(from_own, own, early - 1);
-        bool ready = early == 0;  // the panels of the first group
-        constexpr int64_t together = 2;
-#pragma omp for schedule(dynamic)
-        for (int64_t p = 0; p < shared.count; p += together) {
-          const int64_t end = std::min(p + together, shared.count);
-          if (!ready && !early_by_tile) {
-            pack(mine, own, 0, early, own_data, from_own.row, from_own.step, depth);
-            ready = true;
-          }
-          // A tile packs one operand.
-          const bool by_tile = early > 0 && packed_by_tile(from_shared, shared, end - 1);
-          const int64_t packed = !by_tile ? end : ready ? p : p + 1;
-          pack(panels + p * shared.lanes * depth, shared, p, packed, shared_data, from_shared.row, from_shared.step,
-               depth);
-          multiply(p, packed, end, 0, early, ready, own.count);
-          ready = true;
-        }
-#pragma omp for schedule(dynamic) nowait
-        for (int64_t item = 0; item < groups * cuts; ++item) {
-          const int64_t g = item / cuts, first = begin_of(g), last = begin_of(g + 1), cut = item % cuts;
-          const bool by_tile = packed_by_tile(from_own, own, last - 1);
-          if (!by_tile) pack(mine, own, first, last, own_data, from_own.row, from_own.step, depth);
-          // When groups are taken in turn, the next one comes after those of the other threads.
-          multiply(shared.count * cut / cuts, shared.count, shared.count * (cut + 1) / cuts, first, last, !by_tile,
-                   g + threads < groups ? begin_of(g + threads) : own.count);
         }
       }
     }
   }
 
  private:
-  struct Step {
-    int64_t k, depth;
-    const float *a, *b;
-    Also also;
-    float* panel;
-    int64_t stride;
-    Fetch fetch;
-  };
+  const Panels& whole() const { return whole_a_ ? rows_ : columns_; }
+  const Panels& grouped() const { return whole_a_ ? columns_ : rows_; }
 
-  // The lines of a sixteenth of a group of 64 rows from row i on: of a quarter of the rows and a quarter of k.
+  // The lines of a sixteenth of a group of 64 rows at `data`: of a quarter of the rows and a quarter of k.
   template <class T>
-  static Fetch lines(const T* data, const Operand& from, int64_t i, int64_t which, int64_t depth) {
+  static void fetch(Step& s, const T* data, const Operand& operand, int64_t which) {
     constexpr int64_t size = sizeof(T), line = 64;
     const int64_t part = which % 4;
-    const char* p = reinterpret_cast<const char*>(data + i * from.row + which / 4 * (depth / 4) * from.step);
-    if (from.row == 1) return {p + part * line, from.step * size, 16 * from.step * size};
-    return {p + 16 * part * from.row * size, from.row * size, line};
+    const char* p = reinterpret_cast<const char*>(data + which / 4 * (s.depth / 4) * operand.step);
+    s.also = Also::fetches;
+    if (operand.row == 1)
+      s.from = p + part * line, s.row = operand.step * size, s.line = 16 * operand.step * size;
+    else
+      s.from = p + 16 * part * operand.row * size, s.row = operand.row * size, s.line = line;
   }
 
   // The tile of row panel p and column panel q.
-  void compute(int64_t p, int64_t q, const Step& s) const {
-    const int64_t i = blocks_.rows.begin(p), height = blocks_.rows.begin(p + 1) - i;
-    const int64_t j = q * tile_columns, columns = std::min(tile_columns, product_.N - j);
+  void compute(const Step& s, int64_t p, int64_t q) const {
+    const int64_t i = rows_.begin(p), height = rows_.begin(p + 1) - i;
+    const int64_t j = q * tile_columns, columns = std::min(tile_columns, columns_.total - j);
     const bool last = s.k + s.depth == product_.K, rounded = last && product_.output == DType::bfloat16;
     const bool adds_result = s.k > 0 || accumulate_;
     float* out = result_ + i * result_row_ + j;
     const float* add = adds_result ? out : bias_ == nullptr ? nullptr : bias_ + j;
     const int64_t add_row = adds_result ? result_row_ : 0;
-    const Tile tile = tile_of(height, s.also);
-    if (columns == tile_columns && !rounded) {
-      tile(s.depth, s.a, s.b, out, result_row_, add, add_row, s.panel, s.stride, s.fetch);
-      return;
-    }
+    const Tile tile = tiles.data()[(height - 1) * ways + static_cast<int>(s.also)];
+    if (columns == tile_columns && !rounded) return tile(s, out, result_row_, add, add_row);
     float sums[tile_rows * tile_columns];
-    tile(s.depth, s.a, s.b, sums, tile_columns, nullptr, 0, s.panel, s.stride, s.fetch);
+    tile(s, sums, tile_columns, nullptr, 0);
     for (int64_t r = 0; r < height; ++r) {
       for (int64_t l = 0; l < columns; ++l) {
         const float x = sums[r * tile_columns + l] + (add == nullptr ? 0.0f : add[r * add_row + l]);
         if (rounded)
-          put(static_cast<bf16*>(c_)[(i + r) * c_row_ + j + l], x);
+          put(static_cast<bf16*>(c_)[(i + r) * product_.N + j + l], x);
         else
           out[r * result_row_ + l] = x;
       }
@@ -291,69 +227,62 @@ class Running {
   }
 
   const Product& product_;
-  const Blocks blocks_;
-  void* c_;
-  int64_t c_row_;
-  bool accumulate_;
-  const float* bias_;
-  float *result_, *shared_panels_, *own_panels_;  // result: float32 sums; c itself unless that is bfloat16
-  int64_t result_row_;
+  const bool whole_a_;
+  const int64_t depth_;  // k in one pass
+  const Panels rows_, columns_;
+  const int64_t group_;  // panels in a group, at most
+  void* c_ = nullptr;
+  bool accumulate_ = false;
+  const float* bias_ = nullptr;
+  float* result_ = nullptr;  // float32 sums: c itself unless that is bfloat16
+  int64_t result_row_ = 0;
 };
 
-// Threads that have enough to do each take a part of the longer side and pack the other operand for themselves: they
-// need not wait for each other, and cores that share no cache do not exchange panels. 0: threads share the panels.
-int64_t part_size(const Product& p) {
-  constexpr int64_t least = 256;
-  const int64_t side = std::max(p.M, p.N);
-  if (p.threads == 1 || side < least * p.threads) return 0;
-  return ceil_div(ceil_div(side, p.threads), tile_columns) * tile_columns;
-}
-Product part_of(const Product& p, int64_t begin, int64_t size) {
-  Product part = p;
-  part.threads = 1;
-  int64_t& side = p.M > p.N ? part.M : part.N;
-  side = std::clamp<int64_t>(side - begin, 0, size);
-  return part;
-}
-// Scratch of a part: the last one is smaller, but may share the panels of the other operand.
-int64_t part_bytes(const Product& p, int64_t size) {
-  int64_t most = 0;
-  for (int64_t t = 0; t < p.threads; ++t) most = std::max(most, part_of(p, t * size, size).scratch_bytes());
-  return ceil_div(most, 64) * 64;
-}
+// How threads share a product: parts that each packs for itself. They need not wait for each other, and cores that
+// share no cache do not exchange panels.
+struct Parts {
+  int64_t rows = 0, columns = 0, across, count, floats;
+
+  explicit Parts(const Product& p) {
+    const auto cut = [](int64_t size, int64_t n) {
+      return std::min(size, ceil_div(ceil_div(size, n), tile_columns) * tile_columns);
+    };
+    constexpr int64_t packing = 8;  // what an element costs, in terms of its sums
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (int down = 1; down <= p.threads; ++down) {
+      const int64_t r = cut(p.M, down), c = cut(p.N, p.threads / down), cost = r * c + packing * (r + c);
+      if (cost < least) least = cost, rows = r, columns = c;
+    }
+    across = ceil_div(p.N, columns);
+    count = ceil_div(p.M, rows) * across;
+    floats = ceil_div(Part(p, rows, columns, rows <= columns).floats(), width) * width;
+  }
+};
 
 }  // namespace
 
 int64_t Product::scratch_bytes() const {
   if (M == 0 || N == 0 || K == 0) return 0;
-  if (const int64_t part = part_size(*this); part > 0) return threads * part_bytes(*this, part);
-  const Blocks b(*this);
-  return 4 * (b.bias_size + b.result_size + b.shared_size + threads * b.own_size);
+  const Parts parts(*this);
+  return parts.count * parts.floats * size_of(DType::float32);
 }
 
-void Product::run(void* c, int64_t c_row, Operand a, Operand b, const void* bias, bool accumulate,
-                  char* scratch) const {
+void Product::run(void* c, const Operand& a, const Operand& b, const void* bias, bool accumulate, char* scratch) const {
   if (M == 0 || N == 0 || K == 0) return;
-  if (const int64_t part = part_size(*this); part > 0) {
-    const int64_t each = part_bytes(*this, part);
+  const Parts parts(*this);
+  with_storage(input, [&]<class T>(T) {
+    const auto at = [](const void* p, int64_t index) {
+      return p == nullptr ? nullptr : static_cast<const T*>(p) + index;
+    };
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t t = 0; t < threads; ++t) {
-      const int64_t i = M > N ? t * part : 0, j = M > N ? 0 : t * part;
-      const auto at = [](const void* p, int64_t index, DType type) -> const void* {
-        return p == nullptr ? nullptr : static_cast<const char*>(p) + index * size_of(type);
-      };
-      part_of(*this, t * part, part)
-          .run(static_cast<char*>(c) + (i * c_row + j) * size_of(output), c_row,
-               {at(a.data, i * a.row, input), a.row, a.step}, {at(b.data, j * b.row, input), b.row, b.step},
-               at(bias, j, input), accumulate, scratch + t * each);
+    for (int64_t t = 0; t < parts.count; ++t) {
+      const int64_t i = t / parts.across * parts.rows, j = t % parts.across * parts.columns;
+      Part part(*this, std::min(parts.rows, M - i), std::min(parts.columns, N - j), parts.rows <= parts.columns);
+      part.run(static_cast<char*>(c) + (i * N + j) * size_of(output), {at(a.data, i * a.row), a.row, a.step},
+               {at(b.data, j * b.row), b.row, b.step}, at(bias, j), accumulate,
+               reinterpret_cast<float*>(scratch) + t * parts.floats);
     }
-    return;
-  }
-  const Running running(*this, c, c_row, bias, accumulate, scratch);
-  if (input == DType::bfloat16)
-    running.run<bf16>(a, b);
-  else
-    running.run<float>(a, b);
+  });
 }
 
 }  // namespace onescale::cpu

@@ -15,8 +15,7 @@ struct Operand {
   std::int64_t row, step;
 };
 
-// c [M, N] = a [M, K] b [N, K]^T. a, b (and a bias) are of `input` type; c is float32 or of `input` type, rows `c_row`
-// apart.
+// c [M, N] = a [M, K] b [N, K]^T. a, b (and a bias) are of `input` type; c is contiguous, float32 or of `input` type.
 struct Product {
   std::int64_t M, N, K;
   DType input, output;
@@ -25,7 +24,7 @@ struct Product {
   std::int64_t scratch_bytes() const;
   // c is overwritten, or added to when `accumulate` (float32 only); bias [N] is added to every row unless null. None of
   // the three sizes may be 0 unless the caller writes c itself.
-  void run(void* c, std::int64_t c_row, Operand a, Operand b, const void* bias, bool accumulate, char* scratch) const;
+  void run(void* c, const Operand& a, const Operand& b, const void* bias, bool accumulate, char* scratch) const;
 };
 
 }  // namespace onescale::cpu

@@ -24,9 +24,9 @@ std::array<double, 4> normals(const Philox& draw) {
 }  // namespace
 
 void CpuDevice::random_normal(Tensor dst, std::uint64_t seed, std::int64_t tensor, std::int64_t first, float stddev) {
-  expect_count("random_normal", "dst", dst, DType::float32, dst.numel());
+  expect("random_normal", {{"dst", dst, DType::float32, dst.numel()}});
   check(first >= 0 && tensor >= 0, "random_normal: first = ", first, " and tensor = ", tensor, " must not be negative");
-  Run run(*this, "random_normal", 0, static_cast<double>(dst.bytes()));
+  Run run(*this, "random_normal", 0, dst.bytes());
   if (!run) return;
   const std::int64_t end = first + dst.numel();
   float* out = dst.as<float>();

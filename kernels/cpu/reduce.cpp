@@ -94,8 +94,8 @@ void add_pieces(const Tensor& out, const std::vector<Tensor>& pieces, Write writ
 void CpuDevice::sum_pieces(Tensor out, const std::vector<Tensor>& pieces, Write write) {
   check(!pieces.empty(), "sum_pieces: there is no piece");
   const DType dtype = pieces[0].dtype;
-  for (const Tensor& piece : pieces) expect_count("sum_pieces", "piece", piece, dtype, out.numel());
-  expect_count("sum_pieces", "out", out, out.dtype == DType::float32 ? out.dtype : dtype, out.numel());
+  for (const Tensor& piece : pieces) expect("sum_pieces", {{"piece", piece, dtype, out.numel()}});
+  expect("sum_pieces", {{"out", out, out.dtype == DType::float32 ? out.dtype : dtype, out.numel()}});
   const auto k = static_cast<double>(pieces.size());
   Run run(*this, "sum_pieces", k * static_cast<double>(out.numel()),
           k * static_cast<double>(pieces[0].bytes()) + static_cast<double>(out.bytes()));
@@ -110,8 +110,7 @@ void CpuDevice::sum_pieces(Tensor out, const std::vector<Tensor>& pieces, Write 
 }
 
 void CpuDevice::sum(Tensor out, Tensor x, Write write) {
-  expect("sum", "out", out, DType::float64, {1});
-  expect_count("sum", "x", x, DType::float32, x.numel());
+  expect("sum", {{"out", out, DType::float64, {1}}, {"x", x, DType::float32, x.numel()}});
   Run run(*this, "sum", static_cast<double>(x.numel()), static_cast<double>(x.bytes()), cpu::partial_bytes(x));
   if (!run) return;
   cpu::total(out.as<double>(), x.as<float>(), x.numel(), reinterpret_cast<double*>(run.scratch()), write, threads_,
@@ -119,8 +118,7 @@ void CpuDevice::sum(Tensor out, Tensor x, Write write) {
 }
 
 void CpuDevice::sum_of_squares(Tensor out, Tensor x, Write write) {
-  expect("sum_of_squares", "out", out, DType::float64, {1});
-  expect_count("sum_of_squares", "x", x, DType::float32, x.numel());
+  expect("sum_of_squares", {{"out", out, DType::float64, {1}}, {"x", x, DType::float32, x.numel()}});
   Run run(*this, "sum_of_squares", 2.0 * static_cast<double>(x.numel()), static_cast<double>(x.bytes()),
           cpu::partial_bytes(x));
   if (!run) return;

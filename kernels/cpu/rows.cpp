@@ -59,22 +59,6 @@ void add_buckets(float* table, const T* x, const Buckets& buckets, std::int64_t 
   }
 }
 
-void copy_row(char* to, const char* from, std::int64_t bytes) {
-  if (from)
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
-  else
-    std::memset(to, 0, static_cast<std::size_t>(bytes));
-}
-
-// x [B, T, C], positions [B, T], table [P, C].
-void check_positions(const char* operation, const Tensor& x, const Tensor& positions, const Tensor& table,
-                     DType table_dtype) {
-  expect_activation(operation, "x", x, 3);
-  expect(operation, "positions", positions, DType::int32, {x.dim(0), x.dim(1)});
-  check(table.rank == 2, operation, ": wpe is ", table.describe(), ", expected [positions, ", x.dim(-1), "]");
-  expect(operation, "wpe", table, table_dtype, {table.dim(0), x.dim(-1)});
-}
-
 void check_range(const char* operation, const Tensor& index, std::int64_t rows) {
   const auto* i = index.as<std::int32_t>();
   for (std::int64_t k = 0; k < index.numel(); ++k) {
@@ -87,29 +71,29 @@ void check_range(const char* operation, const Tensor& index, std::int64_t rows) 
 
 void CpuDevice::gather_rows(Tensor out, Tensor table, Tensor index, std::int64_t first_row) {
   expect_activation("gather_rows", "table", table, 2);
-  expect_count("gather_rows", "index", index, DType::int32, rows_of(out));
-  expect_count("gather_rows", "out", out, table.dtype, index.numel() * table.dim(-1));
-  Run run(*this, "gather_rows", 0, 2.0 * static_cast<double>(out.bytes()));
+  expect("gather_rows",
+         {{"index", index, DType::int32, rows_of(out)}, {"out", out, table.dtype, index.numel() * table.dim(-1)}});
+  Run run(*this, "gather_rows", 0, 2 * out.bytes());
   if (!run) return;
   const std::int64_t V = rows_of(table), bytes = table.dim(-1) * size_of(table.dtype), n = index.numel();
 #pragma omp parallel for num_threads(threads_) schedule(static)
   for (std::int64_t i = 0; i < n; ++i) {
     const std::int64_t row = index.as<std::int32_t>()[i] - first_row;
-    copy_row(out.as<char>() + i * bytes, row >= 0 && row < V ? table.as<char>() + row * bytes : nullptr, bytes);
+    char* const to = out.as<char>() + i * bytes;
+    if (row >= 0 && row < V)
+      std::memcpy(to, table.as<char>() + row * bytes, static_cast<std::size_t>(bytes));
+    else
+      std::memset(to, 0, static_cast<std::size_t>(bytes));
   }
 }
 
 void CpuDevice::gather_rows_backward(Tensor dtable, Tensor dout, Tensor index, std::int64_t first_row, Write write) {
   expect_activation("gather_rows_backward", "dout", dout);
-  check(dtable.rank == 2, "gather_rows_backward: dtable is ", dtable.describe(), ", expected [rows, ", dout.dim(-1),
-        "]");
   const std::int64_t V = dtable.dim(0), C = dout.dim(-1), n = index.numel();
-  expect("gather_rows_backward", "dtable", dtable, DType::float32, {V, C});
-  expect_count("gather_rows_backward", "index", index, DType::int32, rows_of(dout));
-  const double written =
-      static_cast<double>(write == Write::overwrite ? dtable.bytes() : 2 * n * C * size_of(DType::float32));
-  Run run(*this, "gather_rows_backward", static_cast<double>(n * C), static_cast<double>(dout.bytes()) + written,
-          Buckets::bytes(V, n));
+  expect("gather_rows_backward",
+         {{"dtable", dtable, DType::float32, {V, C}}, {"index", index, DType::int32, rows_of(dout)}});
+  const std::int64_t written = write == Write::overwrite ? dtable.bytes() : 2 * n * C * size_of(DType::float32);
+  Run run(*this, "gather_rows_backward", n * C, dout.bytes() + written, Buckets::bytes(V, n));
   if (!run) return;
   const Buckets buckets(run.scratch(), index.as<std::int32_t>(), n, first_row, V);
   cpu::with_storage(dout.dtype,
@@ -118,66 +102,53 @@ void CpuDevice::gather_rows_backward(Tensor dtable, Tensor dout, Tensor index, s
 
 void CpuDevice::scatter_rows(Tensor out, Tensor rows, Tensor index) {
   expect_activation("scatter_rows", "out", out, 2);
-  expect_count("scatter_rows", "index", index, DType::int32, rows_of(rows));
-  expect_count("scatter_rows", "rows", rows, out.dtype, index.numel() * out.dim(-1));
-  const std::int64_t n = rows_of(out), bytes = out.dim(-1) * size_of(out.dtype);
-  Run run(*this, "scatter_rows", 0, static_cast<double>(out.bytes() + rows.bytes()),
-          n * static_cast<std::int64_t>(sizeof(std::int64_t)));
+  expect("scatter_rows",
+         {{"index", index, DType::int32, rows_of(rows)}, {"rows", rows, out.dtype, index.numel() * out.dim(-1)}});
+  Run run(*this, "scatter_rows", 0, out.bytes() + 2 * rows.bytes());
   if (!run) return;
-  check_range("scatter_rows", index, n);
-  auto* source = reinterpret_cast<std::int64_t*>(run.scratch());
-  std::fill_n(source, n, -1);
-  for (std::int64_t i = 0; i < index.numel(); ++i) source[index.as<std::int32_t>()[i]] = i;
+  check_range("scatter_rows", index, rows_of(out));
+  cpu::each_piece(out.bytes(), threads_, [to = out.as<char>()](std::int64_t begin, std::int64_t end) {
+    std::memset(to + begin, 0, static_cast<std::size_t>(end - begin));
+  });
+  const std::int64_t bytes = out.dim(-1) * size_of(out.dtype), n = index.numel();
 #pragma omp parallel for num_threads(threads_) schedule(static)
   for (std::int64_t i = 0; i < n; ++i) {
-    copy_row(out.as<char>() + i * bytes, source[i] >= 0 ? rows.as<char>() + source[i] * bytes : nullptr, bytes);
+    std::memcpy(out.as<char>() + index.as<std::int32_t>()[i] * bytes, rows.as<char>() + i * bytes,
+                static_cast<std::size_t>(bytes));
   }
 }
 
 void CpuDevice::add_positions(Tensor x, Tensor positions, Tensor wpe, const Dropout& dropout) {
-  check_positions("add_positions", x, positions, wpe, x.dtype);
+  expect_activation("add_positions", "x", x, 3);
+  expect("add_positions", {{"positions", positions, DType::int32, {x.dim(0), x.dim(1)}},
+                           {"wpe", wpe, x.dtype, {wpe.dim(0), x.dim(-1)}}});
   cpu::check_dropout("add_positions", dropout, x);
-  Run run(*this, "add_positions", static_cast<double>(x.numel()), 3.0 * static_cast<double>(x.bytes()));
+  Run run(*this, "add_positions", x.numel(), 3 * x.bytes());
   if (!run) return;
   check_range("add_positions", positions, wpe.dim(0));
-  const std::int64_t n = rows_of(x), C = x.dim(-1);
+  const std::int64_t C = x.dim(-1);
   cpu::with_storage(x.dtype, [&]<class T>(T) {
-    cpu::with_dropout(dropout, [&](auto drop) {
-#pragma omp parallel for num_threads(threads_) schedule(static) firstprivate(drop)
-      for (std::int64_t token = 0; token < n; ++token) {
-        T* row = x.as<T>() + token * C;
-        const T* position = wpe.as<T>() + positions.as<std::int32_t>()[token] * C;
-        drop.start(token);
-        cpu::each_vector(C, [&](std::int64_t i, auto part) {
-          part.store(row + i, drop.at(i, part.load(row + i) + part.load(position + i)));
-        });
-      }
+    cpu::each_token(rows_of(x), dropout, threads_, [&](std::int64_t token, auto& drop) {
+      T* const row = x.as<T>() + token * C;
+      const T* const position = wpe.as<T>() + positions.as<std::int32_t>()[token] * C;
+      cpu::each_vector(C, [&](std::int64_t i, auto part) {
+        part.store(row + i, drop.at(i, part.load(row + i) + part.load(position + i)));
+      });
     });
   });
 }
 
-void CpuDevice::add_positions_backward(Tensor dwpe, Tensor dx, Tensor positions, const Dropout& dropout, Write write) {
-  check_positions("add_positions_backward", dx, positions, dwpe, DType::float32);
-  cpu::check_dropout("add_positions_backward", dropout, dx);
-  const std::int64_t P = dwpe.dim(0), n = rows_of(dx), C = dx.dim(-1);
-  const double written =
-      static_cast<double>(write == Write::overwrite ? dwpe.bytes() : 2 * n * C * size_of(DType::float32));
-  Run run(*this, "add_positions_backward", static_cast<double>(dx.numel()), static_cast<double>(dx.bytes()) + written,
-          Buckets::bytes(P, n));
-  if (!run) return;
-  check_range("add_positions_backward", positions, P);
-  const Buckets buckets(run.scratch(), positions.as<std::int32_t>(), n, 0, P);
-  cpu::with_storage(dx.dtype, [&]<class T>(T) {
-    if (dropout.p > 0) {
-      cpu::TokenDropout drop(dropout);
-#pragma omp parallel for num_threads(threads_) schedule(static) firstprivate(drop)
-      for (std::int64_t token = 0; token < n; ++token) {
-        T* row = dx.as<T>() + token * C;
-        drop.start(token);
-        cpu::each_vector(C, [&](std::int64_t i, auto part) { part.store(row + i, drop.at(i, part.load(row + i))); });
-      }
-    }
-    add_buckets(dwpe.as<float>(), dx.as<T>(), buckets, P, C, write, threads_);
+void CpuDevice::dropout(Tensor x, const Dropout& dropout) {
+  expect_activation("dropout", "x", x, 3);
+  cpu::check_dropout("dropout", dropout, x);
+  Run run(*this, "dropout", dropout.p > 0 ? x.numel() : 0, dropout.p > 0 ? 2 * x.bytes() : 0);
+  if (!run || dropout.p == 0) return;
+  const std::int64_t C = x.dim(-1);
+  cpu::with_storage(x.dtype, [&]<class T>(T) {
+    cpu::each_token(rows_of(x), dropout, threads_, [&](std::int64_t token, auto& drop) {
+      T* const row = x.as<T>() + token * C;
+      cpu::each_vector(C, [&](std::int64_t i, auto part) { part.store(row + i, drop.at(i, part.load(row + i))); });
+    });
   });
 }
 

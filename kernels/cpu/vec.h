@@ -83,20 +83,6 @@ inline void store(bf16* p, f16x v) {
   std::memcpy(p, &h, sizeof h);
 }
 
-// The first n < 16 elements; the other lanes load as 0 and are not stored.
-template <class T>
-f16x load_tail(const T* p, std::int64_t n) {
-  T buffer[lanes] = {};
-  std::memcpy(buffer, p, static_cast<std::size_t>(n) * sizeof(T));
-  return load(buffer);
-}
-template <class T>
-void store_tail(T* p, f16x v, std::int64_t n) {
-  T buffer[lanes];
-  store(buffer, v);
-  std::memcpy(p, buffer, static_cast<std::size_t>(n) * sizeof(T));
-}
-
 inline f16x select(i16x mask, f16x yes, f16x no) {
   return mask ? yes : no;
 }
@@ -131,15 +117,18 @@ inline float max(f16x v) {
   return over_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
+// The polynomial in x with these coefficients, the highest first.
+template <class... Float>
+f16x polynomial(f16x x, float highest, Float... others) {
+  f16x p = splat(highest);
+  ((p = p * x + splat(others)), ...);
+  return p;
+}
+
 // e^r * 2^n for |r| <= ln(2)/2 to 1 ulp; n is the low bits of t and the result is a normal number. The coefficients
 // minimise the largest relative error of degree 6; the first two are exact.
 inline f16x exp_reduced(f16x r, f16x t) {
-  f16x p = splat(1.381454e-3f) * r + splat(8.368745e-3f);
-  p = p * r + splat(4.166839e-2f);
-  p = p * r + splat(0.16666521f);
-  p = p * r + splat(0.49999994f);
-  p = p * r + splat(1.0f);
-  p = p * r + splat(1.0f);
+  const f16x p = polynomial(r, 1.381454e-3f, 8.368745e-3f, 4.166839e-2f, 0.16666521f, 0.49999994f, 1.0f, 1.0f);
   return std::bit_cast<f16x>(std::bit_cast<u16x>(p) + (std::bit_cast<u16x>(t) << 23));
 }
 inline constexpr float to_integer = 12582912.0f;  // x + to_integer holds in its low bits the integer nearest to x

@@ -6,12 +6,12 @@
 #include <immintrin.h>
 #endif
 
-#include "kernels/cpu/vec.h"
+#include "kernels/cpu/transpose.h"
 #include "kernels/philox.h"
 
 namespace onescale::cpu {
 
-// Of one register: what is wider would be taken apart and kept in memory.
+// Of one register.
 typedef std::uint32_t Words __attribute__((vector_size(register_bytes)));
 typedef std::uint64_t Wide __attribute__((vector_size(register_bytes)));
 inline constexpr int parts = 64 / register_bytes;
@@ -70,32 +70,14 @@ inline constexpr u16x group_order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 
 // The 64 words of a draw whose counter[0] is first_group + group_order, in the order of the elements they serve: lane l
 // of out.w[i] is for element 4 * first_group + 16 * i + l.
 inline Philox16 by_element(const Philox16& draw) {
-  // A transposition of 4 x 4 words within each quarter of the vectors.
-  const auto from = std::bit_cast<Philox16Parts>(draw);
-  Philox16Parts to;
+  auto by_part = std::bit_cast<Philox16Parts>(draw);
   for (int part = 0; part < parts; ++part) {
-    const Words w0 = from.w[0][part], w1 = from.w[1][part], w2 = from.w[2][part], w3 = from.w[3][part];
-#if defined(__AVX512F__)
-    const Words a = __builtin_shufflevector(w0, w1, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-    const Words b = __builtin_shufflevector(w2, w3, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-    const Words c = __builtin_shufflevector(w0, w1, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-    const Words d = __builtin_shufflevector(w2, w3, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-    to.w[0][part] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-    to.w[1][part] = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    to.w[2][part] = __builtin_shufflevector(c, d, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-    to.w[3][part] = __builtin_shufflevector(c, d, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-#else
-    const Words a = __builtin_shufflevector(w0, w1, 0, 8, 1, 9, 4, 12, 5, 13);
-    const Words b = __builtin_shufflevector(w2, w3, 0, 8, 1, 9, 4, 12, 5, 13);
-    const Words c = __builtin_shufflevector(w0, w1, 2, 10, 3, 11, 6, 14, 7, 15);
-    const Words d = __builtin_shufflevector(w2, w3, 2, 10, 3, 11, 6, 14, 7, 15);
-    to.w[0][part] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
-    to.w[1][part] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
-    to.w[2][part] = __builtin_shufflevector(c, d, 0, 1, 8, 9, 4, 5, 12, 13);
-    to.w[3][part] = __builtin_shufflevector(c, d, 2, 3, 10, 11, 6, 7, 14, 15);
-#endif
+    Words w[4];
+    for (int i = 0; i < 4; ++i) w[i] = by_part.w[i][part];
+    transpose_quarters(w);
+    for (int i = 0; i < 4; ++i) by_part.w[i][part] = w[i];
   }
-  return std::bit_cast<Philox16>(to);
+  return std::bit_cast<Philox16>(by_part);
 }
 
 }  // namespace onescale::cpu

@@ -111,7 +111,7 @@ int main(int argc, char** argv) {
       forms.push_back([&] {
         const cpu::Operand a{at(0), s.a_transposed ? 1 : s.K, s.a_transposed ? s.M : 1};
         const cpu::Operand b{at(1), s.b_transposed ? s.K : 1, s.b_transposed ? 1 : s.N};
-        product.run(at(2), s.N, a, b, nullptr, false, scratch.as<char>());
+        product.run(at(2), a, b, nullptr, false, scratch.as<char>());
       });
       forms.push_back([&] {
         dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', s.M, s.N, s.K, 1, at(0),

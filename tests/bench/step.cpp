@@ -37,14 +37,20 @@ Sizes parse_sizes(int argc, char** argv) {
   return sizes;
 }
 
-void print_profile(Device& device, std::int64_t steps) {
+// What the calls of one operation took together.
+struct Work {
+  std::int64_t calls = 0;
+  double seconds = 0, flops = 0, bytes = 0;
+};
+
+void print_profile(Device& device, const std::map<std::string, Work>& by_name, std::int64_t steps) {
   const double peak_flops = device.peak_flops(), peak_bandwidth = device.peak_bandwidth();
   double total = 0;
-  for (const auto& [name, work] : device.work()) total += work.seconds;
+  for (const auto& [name, work] : by_name) total += work.seconds;
   std::fprintf(stderr, "peak %.0f GFLOP/s, %.1f GB/s\n", peak_flops / 1e9, peak_bandwidth / 1e9);
   std::fprintf(stderr, "%-24s %7s %9s %7s %9s %8s %8s %s\n", "operation", "calls", "ms/step", "share", "bound ms",
                "of bound", "GFLOP/s", "bound by");
-  auto work = device.work();
+  std::vector<std::pair<std::string, Work>> work(by_name.begin(), by_name.end());
   std::stable_sort(work.begin(), work.end(),
                    [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
   const double to_ms = 1e3 / static_cast<double>(steps);
@@ -133,11 +139,17 @@ int run(int argc, char** argv, World& world) {
     if (i % T < sizes["ignored"] * T / 100) labels[static_cast<std::size_t>(i)] = -100;
   }
 
+  std::map<std::string, Work> work;
   double best = 1e9, first = 0, last = 0;
   std::vector<double> seconds;
   for (std::int64_t i = -sizes["warmup"]; i < steps; ++i) {
     if (i == 0) {
-      device->reset_work(sizes["profile"] != 0);
+      if (sizes["profile"] != 0) {
+        device->trace([&](const Operation& o) {
+          Work& w = work[o.name];
+          ++w.calls, w.seconds += o.end - o.begin, w.flops += o.flops, w.bytes += o.bytes;
+        });
+      }
       for (Communicator* group : mesh.groups()) group->reset_traffic();
     }
     const auto start = std::chrono::steady_clock::now();
@@ -163,7 +175,7 @@ int run(int argc, char** argv, World& world) {
   out.set("parameters", config.parameters());
   if (all.rank() != 0) return 0;
   std::printf("%s\n", out.dump().c_str());
-  if (sizes["profile"] != 0) print_profile(*device, steps);
+  if (sizes["profile"] != 0) print_profile(*device, work, steps);
   if (sizes["profile"] != 0 && all.size() > 1) print_traffic(mesh, steps);
   return 0;
 }

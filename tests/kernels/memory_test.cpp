@@ -36,20 +36,16 @@ TEST_P(Memory, UploadDownloadAndFill) {
     }
   }
   const auto device = make();
-  for (const DType type : {DType::int32, DType::int64, DType::float64}) {
-    const Tensor t = device->allocate(Kind::workspace, type, {5});
-    device->fill(t, 3);
-    EXPECT_EQ(get(*device, t), Values(5, 3.0));
-  }
+  const Tensor t = device->allocate(Kind::workspace, DType::float64, {5});
+  device->fill(t, 3);
+  EXPECT_EQ(get(*device, t), Values(5, 3.0));
 }
 
 TEST_P(Memory, FillsASliceOnly) {
   const auto device = make();
   const Tensor t = put(*device, dtype(), {3, 4}, Values(12, 1.0));
-  device->fill(t.slice(1, 1, 3), 0);
-  EXPECT_EQ(get(*device, t), (Values{1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1}));
   device->fill(t.slice(0, 1, 2), 7);
-  EXPECT_EQ(get(*device, t), (Values{1, 0, 0, 1, 7, 7, 7, 7, 1, 0, 0, 1}));
+  EXPECT_EQ(get(*device, t), (Values{1, 1, 1, 1, 7, 7, 7, 7, 1, 1, 1, 1}));
 }
 
 TEST_P(Memory, CopyConvertsWithOneRounding) {
@@ -100,6 +96,8 @@ TEST_P(Memory, RefusesWhatDoesNotFit) {
             str("copy: dst is ", a.describe(), ", src ", b.describe(), "; they must have one shape"));
   EXPECT_NE(sentence([&] { device->copy(a, labels); }), "");
   EXPECT_NE(sentence([&] { device->fill({}, 0); }), "");
+  EXPECT_NE(sentence([&] { device->fill(a.slice(1, 0, 2), 0); }), "");
+  EXPECT_NE(sentence([&] { device->fill(labels, 0); }), "");
   float host[6];
   EXPECT_NE(sentence([&] { device->download(host, a.slice(1, 0, 2)); }), "");
   EXPECT_NE(sentence([&] { device->upload(a.slice(1, 0, 2), host); }), "");
@@ -119,12 +117,8 @@ TEST_P(Memory, ADryRunFindsTheScratch) {
   step(*dry);
   step(*wet);
   const std::int64_t scratch = dry->memory()[static_cast<int>(Kind::kernel_scratch)];
-  EXPECT_TRUE(dry->dry());
   EXPECT_GT(scratch, 0);
   EXPECT_EQ(dry->memory(), wet->memory());
-  EXPECT_EQ(dry->work()[0].first, "residual_backward");
-  EXPECT_EQ(dry->work()[0].second.calls, 2);
-  EXPECT_EQ(dry->work()[0].second.bytes, wet->work()[0].second.bytes);
   exact->reserve_scratch(scratch);
   step(*exact);
   EXPECT_EQ(exact->memory(), dry->memory());
@@ -133,26 +127,32 @@ TEST_P(Memory, ADryRunFindsTheScratch) {
             str("residual_backward needs ", scratch, " bytes of scratch, but the dry run found ", scratch - 1));
 }
 
-TEST_P(Memory, WorkIsTimedOnlyWhenAsked) {
-  const auto device = make();
-  const Tensor t = device->allocate(Kind::workspace, dtype(), {100000});
-  device->fill(t, 1);
-  EXPECT_EQ(device->work()[0].second.seconds, 0);
-  device->reset_work(true);
-  EXPECT_TRUE(device->work().empty());
-  device->fill(t, 1);
-  EXPECT_GT(device->work()[0].second.seconds, 0);
-  EXPECT_EQ(device->work()[0].second.bytes, static_cast<double>(t.bytes()));
+TEST_P(Memory, OperationsAreReportedWhileTraced) {
+  for (const bool dry : {false, true}) {
+    const auto device = make(2, dry);
+    const Tensor t = device->allocate(Kind::workspace, dtype(), {100000});
+    std::vector<Operation> seen;
+    device->trace([&](const Operation& o) { seen.push_back(o); });
+    device->fill(t, 1);
+    device->copy(t, t);
+    device->trace({});
+    device->fill(t, 1);
+    ASSERT_EQ(seen.size(), 2u);
+    EXPECT_STREQ(seen[0].name, "fill");
+    EXPECT_STREQ(seen[1].name, "copy");
+    EXPECT_GT(seen[0].end, seen[0].begin);
+    EXPECT_GE(seen[1].begin, seen[0].end);
+    EXPECT_EQ(seen[0].bytes, static_cast<double>(t.bytes()));
+  }
 }
 
 // A core of the last twenty years does more than a tenth of a GFLOP/s and less than a TFLOP/s.
 TEST(MemorySlow, PeaksAreMeasured) {
   const auto device = make_cpu_device(0, false);
-  EXPECT_GT(device->peak_flops(), 1e8);
-  EXPECT_LT(device->peak_flops(), 1e12 * 1024);
-  EXPECT_EQ(device->peak_flops(), device->peak_flops());
+  const double flops = device->peak_flops();
+  EXPECT_GT(flops, 1e8);
+  EXPECT_LT(flops, 1e12 * 1024);
   EXPECT_GT(device->peak_bandwidth(), 1e8);
-  EXPECT_EQ(device->peak_bandwidth(), device->peak_bandwidth());
 }
 
 }  // namespace

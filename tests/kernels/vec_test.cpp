@@ -53,8 +53,8 @@ TEST(Vec, TailsTouchNothingElse) {
   for (std::int64_t n = 1; n < lanes; ++n) {
     float from[lanes], to[lanes];
     for (int i = 0; i < lanes; ++i) from[i] = static_cast<float>(i + 1), to[i] = -1;
-    const f16x v = load_tail(from, n);
-    store_tail(to, v, n);
+    const f16x v = Tail{n}.load(from);
+    Tail{n}.store(to, v);
     const f16x marked = Tail{n}.or_else(v, 9);
     for (int i = 0; i < lanes; ++i) {
       EXPECT_EQ(v[i], i < n ? from[i] : 0);
