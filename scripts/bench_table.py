@@ -88,11 +88,11 @@ def run(command, env=None, show_errors=False):
     return json.loads(lines[-1])
 
 
-def ours_command(args, shape, profile=False):
+def ours_command(args, shape):
     model, seq, rows, steps = shape
     return [args.step_bench, "--vocab_size", model["vocab"], "--n_layer", model["n_layer"], "--n_head", model["n_head"], "--n_embd",
             model["n_embd"], "--multi_query", model["multi_query"], "--seq_len", seq, "--rows", rows, "--steps", steps,
-            "--profile", int(profile)]
+            "--profile", 1]
 
 
 def peer_command(python, shape, compiled):
@@ -117,16 +117,17 @@ def main():
     if not args.no_peer:
         python, fast = environment(args.venv), {"LD_PRELOAD": preload()}
         settings |= {"eager": (False, fast), "compiled": (True, fast), "default": (False, {})}
-    print(f"tokens/s of the fastest step, {args.rounds} rounds; MiB: peak resident memory, PyTorch's the smallest of its settings")
-    head = f"{'shape':<20}{'ours':>8}{'PyTorch':>9} {'its setting':<12}{'ratio':>6}{'default':>9}{'ratio':>6}{'ours MiB':>10}{'MiB':>7}"
+    print(f"tokens/s of the fastest step, {args.rounds} rounds; limit: the ratio if each of our operations took what its FLOPs take at the\n"
+          "measured FMA peak, or its bytes at the measured bandwidth; MiB: peak resident memory, PyTorch's the smallest of its settings")
+    head = f"{'shape':<20}{'ours':>8}{'PyTorch':>9} {'its setting':<12}{'ratio':>6}{'limit':>6}{'default':>9}{'ratio':>6}{'ours MiB':>10}{'MiB':>7}"
     print(head, flush=True)
     against_best, against_default = [], []
     for name, shape in shapes.items():
         results = {setting: [] for setting in settings}
-        for _ in range(args.rounds):
+        for i in range(args.rounds):
             for setting, how in settings.items():
                 if how is None:
-                    results[setting].append(run(ours_command(args, shape)))
+                    results[setting].append(run(ours_command(args, shape), show_errors=args.profile and i == 0))
                 # Compiling helps short batches alone, and takes a minute.
                 elif not how[0] or shape[1] * shape[2] <= 256:
                     results[setting].append(run(peer_command(python, shape, how[0]), how[1]))
@@ -138,12 +139,11 @@ def main():
             best = max(speed, key=speed.get)
             against_best.append(ours / speed[best])
             against_default.append(ours / speed["default"])
-            print(f"{name:<20}{ours:>8.0f}{speed[best]:>9.0f} {best:<12}{against_best[-1]:>6.2f}{speed['default']:>9.0f}"
+            limit = shape[1] * shape[2] / min(r["bound_s"] for r in results["ours"]) / speed[best]
+            print(f"{name:<20}{ours:>8.0f}{speed[best]:>9.0f} {best:<12}{against_best[-1]:>6.2f}{limit:>6.2f}{speed['default']:>9.0f}"
                   f"{against_default[-1]:>6.2f}{ours_memory:>10}{min(memory.values()):>7}", flush=True)
         else:
-            print(f"{name:<20}{ours:>8.0f}{'':>43}{ours_memory:>10}", flush=True)
-        if args.profile:
-            run(ours_command(args, shape, profile=True), show_errors=True)
+            print(f"{name:<20}{ours:>8.0f}{'':>49}{ours_memory:>10}", flush=True)
     if against_best:
         print(f"geometric mean against the default setting {geometric_mean(against_default):.2f}")
         print(f"geometric mean {geometric_mean(against_best):.2f}")

@@ -37,11 +37,11 @@ void CpuDevice::linear(Tensor y, Tensor x, Tensor W, Tensor b) {
   const int64_t out = W.dim(0), in = W.dim(1), n = rows_of(x);
   expect("linear", {{"x", x, W.dtype, n * in}, {"y", y, W.dtype, n * out}});
   if (!b.empty()) expect("linear", {{"b", b, W.dtype, {out}}});
-  const cpu::Product product{n, out, in, W.dtype, W.dtype, threads_};
+  const cpu::Product product{n, out, in, {x.data, in, 1}, {W.data, in, 1}, W.dtype, W.dtype, threads_};
   Run run(*this, "linear", 2 * n * in * out, x.bytes() + W.bytes() + y.bytes(),
           n <= few_tokens ? 0 : product.scratch_bytes());
   if (!run) return;
-  if (n > few_tokens) return product.run(y.data, {x.data, in, 1}, {W.data, in, 1}, b.data, false, run.scratch());
+  if (n > few_tokens) return product.run(y.data, b.data, false, run.scratch());
   cpu::with_storage(W.dtype,
                     [&]<class T>(T) { linear_few(y.as<T>(), x.as<T>(), W.as<T>(), b.as<T>(), n, out, in, threads_); });
 }
@@ -55,15 +55,16 @@ void CpuDevice::linear_backward(Tensor dx, Tensor dW, Tensor db, Tensor dy, Tens
                 {"dx", dx, W.dtype, n * in},
                 {"dW", dW, DType::float32, {out, in}}});
   if (!db.empty()) expect(name, {{"db", db, DType::float32, {out}}});
-  const cpu::Product to_x{n, in, out, W.dtype, W.dtype, threads_}, to_W{out, in, n, W.dtype, DType::float32, threads_};
+  const cpu::Product to_x{n, in, out, {dy.data, out, 1}, {W.data, 1, in}, W.dtype, W.dtype, threads_};
+  const cpu::Product to_W{out, in, n, {dy.data, 1, out}, {x.data, 1, in}, W.dtype, DType::float32, threads_};
   const bool accumulate = write == Write::accumulate;
   Run run(*this, name, 4 * n * in * out,
           dy.bytes() + x.bytes() + (accumulate ? 2 : 1) * dW.bytes() + dx.bytes() + W.bytes(),
           std::max(to_W.scratch_bytes(), to_x.scratch_bytes()));
   if (!run) return;
-  to_x.run(dx.data, {dy.data, out, 1}, {W.data, 1, in}, nullptr, false, run.scratch());
+  to_x.run(dx.data, nullptr, false, run.scratch());
   if (n == 0 && !accumulate) std::fill_n(dW.as<float>(), out * in, 0.0f);
-  to_W.run(dW.data, {dy.data, 1, out}, {x.data, 1, in}, nullptr, accumulate, run.scratch());
+  to_W.run(dW.data, nullptr, accumulate, run.scratch());
   if (!db.empty()) {
     cpu::with_storage(W.dtype,
                       [&]<class T>(T) { cpu::column_sum(db.as<float>(), dy.as<T>(), n, out, out, write, threads_); });

@@ -247,10 +247,12 @@ struct Parts {
     const auto cut = [](int64_t size, int64_t n) {
       return std::min(size, ceil_div(ceil_div(size, n), tile_columns) * tile_columns);
     };
-    constexpr int64_t packing = 8;  // what an element costs, in terms of its sums
+    // What packing an element costs, in terms of its sums; next to nothing where tiles can do it.
+    const auto packing = [&](const Operand& x) { return p.input == DType::float32 && x.row == 1 ? 2 : 8; };
     int64_t least = std::numeric_limits<int64_t>::max();
     for (int down = 1; down <= p.threads; ++down) {
-      const int64_t r = cut(p.M, down), c = cut(p.N, p.threads / down), cost = r * c + packing * (r + c);
+      const int64_t r = cut(p.M, down), c = cut(p.N, p.threads / down),
+                    cost = r * c + packing(p.a) * r + packing(p.b) * c;
       if (cost < least) least = cost, rows = r, columns = c;
     }
     across = ceil_div(p.N, columns);
@@ -267,7 +269,7 @@ int64_t Product::scratch_bytes() const {
   return parts.count * parts.floats * size_of(DType::float32);
 }
 
-void Product::run(void* c, const Operand& a, const Operand& b, const void* bias, bool accumulate, char* scratch) const {
+void Product::run(void* c, const void* bias, bool accumulate, char* scratch) const {
   if (M == 0 || N == 0 || K == 0) return;
   const Parts parts(*this);
   with_storage(input, [&]<class T>(T) {

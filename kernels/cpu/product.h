@@ -18,13 +18,14 @@ struct Operand {
 // c [M, N] = a [M, K] b [N, K]^T. a, b (and a bias) are of `input` type; c is contiguous, float32 or of `input` type.
 struct Product {
   std::int64_t M, N, K;
+  Operand a, b;
   DType input, output;
   int threads;
 
-  std::int64_t scratch_bytes() const;
+  std::int64_t scratch_bytes() const;  // whatever the operands' data, which may be null
   // c is overwritten, or added to when `accumulate` (float32 only); bias [N] is added to every row unless null. None of
   // the three sizes may be 0 unless the caller writes c itself.
-  void run(void* c, const Operand& a, const Operand& b, const void* bias, bool accumulate, char* scratch) const;
+  void run(void* c, const void* bias, bool accumulate, char* scratch) const;
 };
 
 }  // namespace onescale::cpu

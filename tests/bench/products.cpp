@@ -102,16 +102,22 @@ int main(int argc, char** argv) {
         if (i < 2) memory->random_normal(t, 1, i, 0, 1.0f);
         base[i] = t.as<float>();
       }
-      const cpu::Product product{s.M, s.N, s.K, DType::float32, DType::float32, threads};
+      cpu::Product product{s.M,
+                           s.N,
+                           s.K,
+                           {nullptr, s.a_transposed ? 1 : s.K, s.a_transposed ? s.M : 1},
+                           {nullptr, s.b_transposed ? s.K : 1, s.b_transposed ? 1 : s.N},
+                           DType::float32,
+                           DType::float32,
+                           threads};
       const Tensor scratch = memory->allocate(Kind::kernel_scratch, DType::float32, {product.scratch_bytes() / 4});
       int64_t turn = 0;
       const auto at = [&](int i) { return base[i] + turn % copies * sizes[i]; };
 
       std::vector<std::function<void()>> forms;
       forms.push_back([&] {
-        const cpu::Operand a{at(0), s.a_transposed ? 1 : s.K, s.a_transposed ? s.M : 1};
-        const cpu::Operand b{at(1), s.b_transposed ? s.K : 1, s.b_transposed ? 1 : s.N};
-        product.run(at(2), a, b, nullptr, false, scratch.as<char>());
+        product.a.data = at(0), product.b.data = at(1);
+        product.run(at(2), nullptr, false, scratch.as<char>());
       });
       forms.push_back([&] {
         dnnl_sgemm(s.a_transposed ? 'T' : 'N', s.b_transposed ? 'T' : 'N', s.M, s.N, s.K, 1, at(0),

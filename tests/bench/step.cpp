@@ -43,7 +43,8 @@ struct Work {
   double seconds = 0, flops = 0, bytes = 0;
 };
 
-void print_profile(Device& device, const std::map<std::string, Work>& by_name, std::int64_t steps) {
+// Returns the seconds that a step would take if each operation reached its bound.
+double print_profile(Device& device, const std::map<std::string, Work>& by_name, std::int64_t steps) {
   const double peak_flops = device.peak_flops(), peak_bandwidth = device.peak_bandwidth();
   double total = 0;
   for (const auto& [name, work] : by_name) total += work.seconds;
@@ -66,6 +67,7 @@ void print_profile(Device& device, const std::map<std::string, Work>& by_name, s
   }
   std::fprintf(stderr, "%-24s %7s %9.3f %6.1f%% %9.3f %8.2f\n", "all operations", "", total * to_ms, 100.0,
                bounds * to_ms, bounds / total);
+  return bounds / static_cast<double>(steps);
 }
 
 // Calls, bytes and seconds of waiting a step, by group and operation.
@@ -174,8 +176,8 @@ int run(int argc, char** argv, World& world) {
   out.set("loss_last", last);
   out.set("parameters", config.parameters());
   if (all.rank() != 0) return 0;
+  if (sizes["profile"] != 0) out.set("bound_s", print_profile(*device, work, steps));
   std::printf("%s\n", out.dump().c_str());
-  if (sizes["profile"] != 0) print_profile(*device, work, steps);
   if (sizes["profile"] != 0 && all.size() > 1) print_traffic(mesh, steps);
   return 0;
 }
