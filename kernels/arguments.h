@@ -7,7 +7,8 @@
 
 namespace onescale {
 
-// An argument and what it must be: like another tensor, of a dtype and shape, or of a dtype and a number of elements.
+// An argument and what it must be: like another tensor, of a dtype and shape, or of a dtype and a number of elements
+// or of rows of the last axis.
 struct Argument {
   const char* name;
   const Tensor& given;
@@ -19,6 +20,8 @@ struct Argument {
       : name(name), given(given), wanted(nullptr, dtype, shape) {}
   Argument(const char* name, const Tensor& given, DType dtype, std::int64_t count)
       : name(name), given(given), wanted(nullptr, dtype, {count}), any_shape(true) {}
+  Argument(const char* name, const Tensor& given, DType dtype, std::int64_t rows, std::int64_t last)
+      : name(name), given(given), wanted(nullptr, dtype, {rows, last}), any_shape(true) {}
 };
 
 // All are as wanted, and contiguous.

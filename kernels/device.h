@@ -81,7 +81,7 @@ class Device {
 
   // Memory, zeroed, aligned to 64 bytes, owned by the device until it is destroyed. Throws when there is none.
   virtual Tensor allocate(Kind kind, DType dtype, std::initializer_list<std::int64_t> shape) = 0;
-  // Bytes allocated so far by kind; kernel_scratch is the most that one operation has asked for.
+  // Bytes allocated so far by kind; kernel_scratch: the most that one operation has asked for.
   virtual std::array<std::int64_t, kind_count> memory() const = 0;
   // Takes the scratch that a dry run found; from then on an operation that asks for more throws. Without this call
   // scratch grows as needed.

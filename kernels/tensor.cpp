@@ -62,7 +62,7 @@ Tensor Tensor::slice(int axis, std::int64_t begin, std::int64_t end) const {
 Tensor Tensor::view(std::initializer_list<std::int64_t> dims) const {
   check(contiguous(), "a view needs a contiguous tensor, this is ", describe());
   Tensor out(data, dtype, dims);
-  const std::int64_t others = -out.numel();
+  const std::int64_t others = std::abs(out.numel());
   for (std::int64_t& d : out.shape) {
     if (d == -1) d = others ? numel() / others : 0;
   }

@@ -43,7 +43,7 @@ struct Tensor {
   Tensor slice(int axis, std::int64_t begin, std::int64_t end) const;
   // The same elements in another shape; the tensor must be contiguous. One dimension may be -1.
   Tensor view(std::initializer_list<std::int64_t> shape) const;
-  // The axis split in two; works on any strides.
+  // The first or the last axis split in two; works on any strides.
   Tensor split_first(std::int64_t outer, std::int64_t inner) const { return split(0, outer, inner); }
   Tensor split_last(std::int64_t outer, std::int64_t inner) const { return split(rank - 1, outer, inner); }
 

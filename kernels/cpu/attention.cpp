@@ -197,8 +197,7 @@ void CpuDevice::attention(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, fl
   cpu::Arena measure{nullptr};
   cpu::Tile(measure, task_rows, d);
   const Run run(*this, "attention", 4 * pairs * static_cast<double>(d),
-                static_cast<double>(o.bytes() + q.bytes() + k.bytes() + v.bytes() + lse.bytes()),
-                measure.used * threads_);
+                o.bytes() + q.bytes() + k.bytes() + v.bytes() + lse.bytes(), measure.used * threads_);
   if (!run) return;
   cpu::with_storage(q.dtype, [&](auto storage) {
     using T = decltype(storage);

@@ -225,8 +225,7 @@ void CpuDevice::attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor do_, 
   cpu::Tile(arena, n_q * heads, d);
   const std::int64_t tile = arena.used, partials = tasks > 1 ? B * h_kv * tasks * part * 4 : 0;
   const Run run(*this, "attention_backward", 10 * pairs * static_cast<double>(d),
-                static_cast<double>(4 * q.bytes() + 2 * k.bytes() + 2 * v.bytes() + lse.bytes()),
-                tile * threads_ + partials);
+                4 * q.bytes() + 2 * k.bytes() + 2 * v.bytes() + lse.bytes(), tile * threads_ + partials);
   if (!run) return;
   cpu::with_storage(q.dtype, [&](auto storage) {
     using T = decltype(storage);

@@ -17,8 +17,6 @@ inline constexpr std::int64_t key_block = 64;
 // A product keeps at most this many rows and registers a row of its result in registers: 24 of 32, or 12 of 16.
 inline constexpr std::int64_t register_rows = 6, register_columns = register_bytes == 64 ? 4 : 2;
 
-inline constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
-
 inline std::int64_t padded(std::int64_t d) {
   return (d + lanes - 1) / lanes * lanes;
 }
@@ -75,8 +73,8 @@ struct Seen {
 
 // Which of sixteen keys from `key` on a row sees.
 inline i16x visible_lanes(const Seen& row, std::int64_t key) {
-  constexpr i16x lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return (lane >= static_cast<std::int32_t>(row.lo - key)) & (lane < static_cast<std::int32_t>(row.hi - key));
+  return (lane_order >= static_cast<std::int32_t>(row.lo - key)) &
+         (lane_order < static_cast<std::int32_t>(row.hi - key));
 }
 
 // Fills one entry a row and one a group of register_rows rows, and returns the whole.
@@ -96,31 +94,26 @@ inline Seen see(const Visible& visible, std::int64_t n_k, const Rows& rows, Seen
   return whole;
 }
 
-// One register: what is wider would be taken apart and kept in memory.
-typedef float Register __attribute__((vector_size(register_bytes)));
-inline constexpr std::int64_t register_lanes = register_bytes / 4;
-
 // c[r][j] = (add ? c[r][j] : 0) + sum over k of a(r, k) * b[k][j], for R rows and C registers of j.
 // a(r, k) is a[r * lda + k], or a[k * lda + r] when Transposed.
 template <int R, int C, bool Transposed>
 void product_in_registers(std::int64_t k, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
                           std::int64_t ldc, bool add) {
-  Register sum[R][C];
+  vec sum[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int j = 0; j < C; ++j) {
-      sum[r][j] = Register{};
-      if (add) std::memcpy(&sum[r][j], c + r * ldc + j * register_lanes, sizeof(Register));
+      sum[r][j] = add ? get(c + r * ldc + j * width) : vec{};
     }
   }
   for (; k > 0; --k) {
-    Register v[C];
+    vec v[C];
 #pragma GCC unroll 8
-    for (int j = 0; j < C; ++j) std::memcpy(&v[j], b + j * register_lanes, sizeof(Register));
+    for (int j = 0; j < C; ++j) v[j] = get(b + j * width);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const Register u = (Transposed ? a[r] : a[r * lda]) - Register{};
+      const vec u = (Transposed ? a[r] : a[r * lda]) - vec{};
 #pragma GCC unroll 8
       for (int j = 0; j < C; ++j) sum[r][j] += u * v[j];
     }
@@ -130,7 +123,7 @@ void product_in_registers(std::int64_t k, const float* a, std::int64_t lda, cons
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int j = 0; j < C; ++j) std::memcpy(c + r * ldc + j * register_lanes, &sum[r][j], sizeof(Register));
+    for (int j = 0; j < C; ++j) set(c + r * ldc + j * width, sum[r][j]);
   }
 }
 
@@ -146,15 +139,14 @@ void product(std::int64_t rows, std::int64_t columns, std::int64_t k, const floa
                              Transposed>...};
   }
   (std::make_index_sequence<register_rows * register_columns>{});
-  const std::int64_t all = columns / register_lanes, pieces = (all + register_columns - 1) / register_columns;
-  const std::int64_t width = pieces <= 1 ? all : (all + pieces - 1) / pieces;  // rather 3 + 2 than 4 + 1
-  for (std::int64_t j = 0; j < all; j += width) {
-    const std::int64_t wide = std::min(width, all - j);
+  const std::int64_t all = columns / width, pieces = (all + register_columns - 1) / register_columns;
+  const std::int64_t most = pieces <= 1 ? all : (all + pieces - 1) / pieces;  // rather 3 + 2 than 4 + 1
+  for (std::int64_t j = 0; j < all; j += most) {
+    const std::int64_t wide = std::min(most, all - j);
     for (std::int64_t r = 0; r < rows; r += register_rows) {
       const std::int64_t high = std::min(register_rows, rows - r);
       table[static_cast<std::size_t>((high - 1) * register_columns + wide - 1)](
-          k, a + (Transposed ? r : r * lda), lda, b + j * register_lanes, ldb, c + r * ldc + j * register_lanes, ldc,
-          add);
+          k, a + (Transposed ? r : r * lda), lda, b + j * width, ldb, c + r * ldc + j * width, ldc, add);
     }
   }
 }
@@ -173,42 +165,21 @@ void pack(float* dst, const T* src, std::int64_t d) {
   each_vector(d, [&](std::int64_t i, auto part) { store(dst + i, part.load(src + i)); });
 }
 
-// A square of registers transposed, bit after bit: rows and lanes that differ in one bit exchange elements.
-template <std::int64_t Bit, std::int64_t... Lane>
-void transpose_bit(Register (&v)[register_lanes], std::integer_sequence<std::int64_t, Lane...>) {
-#pragma GCC unroll 16
-  for (std::int64_t i = 0; i < register_lanes; ++i) {
-    if (i & Bit) continue;
-    const Register a = v[i], b = v[i + Bit];
-    v[i] = __builtin_shufflevector(a, b, (Lane & Bit ? Lane - Bit + register_lanes : Lane)...);
-    v[i + Bit] = __builtin_shufflevector(a, b, (Lane & Bit ? Lane + register_lanes : Lane + Bit)...);
-  }
-}
-template <std::int64_t... Bits>
-void transpose(Register (&v)[register_lanes]) {
-  (transpose_bit<Bits>(v, std::make_integer_sequence<std::int64_t, register_lanes>{}), ...);
-}
-
 // dst[i][r] = row(r)[i] for i < d, r < rows, and 0 for r up to key_block.
 template <class RowOf>
 void pack_transposed(float* dst, std::int64_t rows, std::int64_t d, RowOf&& row) {
-  constexpr std::int64_t n = register_lanes;
+  constexpr std::int64_t n = width;
   for (std::int64_t r = 0; r < key_block; r += n) {
     each_vector(d, [&](std::int64_t i, auto part) {
       f16x from[n];
       for (std::int64_t j = 0; j < n; ++j) from[j] = r + j < rows ? part.load(row(r + j) + i) : f16x{};
       for (std::int64_t at = 0; at < std::min(lanes, d - i); at += n) {
-        Register square[n];
+        vec square[n];
         for (std::int64_t j = 0; j < n; ++j)
-          std::memcpy(&square[j], reinterpret_cast<const char*>(&from[j]) + 4 * at, sizeof(Register));
-        if constexpr (n == 16) {
-          transpose<1, 2, 4, 8>(square);
-        } else {
-          transpose<1, 2, 4>(square);
-        }
+          std::memcpy(&square[j], reinterpret_cast<const char*>(&from[j]) + 4 * at, sizeof(vec));
+        transpose(square);
         float* to = dst + (i + at) * key_block + r;
-        for (std::int64_t j = 0; j < std::min(n, d - i - at); ++j)
-          std::memcpy(to + j * key_block, &square[j], sizeof(Register));
+        for (std::int64_t j = 0; j < std::min(n, d - i - at); ++j) set(to + j * key_block, square[j]);
       }
     });
   }

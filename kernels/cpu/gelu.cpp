@@ -7,15 +7,13 @@
 namespace onescale {
 namespace {
 
-using cpu::f16x;
+using cpu::f16x, cpu::log2_e;
 using cpu::splat;
 
 // gelu(x) = x Phi(x); here Phi and gelu'.
 struct Curve {
   f16x phi, slope;
 };
-
-constexpr float log2_e = 1.4426950409f;
 
 // Phi is replaced by (1 + tanh(u)) / 2 = 1 / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
 struct TanhCurve {

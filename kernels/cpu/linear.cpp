@@ -35,7 +35,7 @@ void linear_few(T* y, const T* x, const T* W, const T* b, int64_t n, int64_t out
 void CpuDevice::linear(Tensor y, Tensor x, Tensor W, Tensor b) {
   expect_activation("linear", "W", W, 2);
   const int64_t out = W.dim(0), in = W.dim(1), n = rows_of(x);
-  expect("linear", {{"x", x, W.dtype, n * in}, {"y", y, W.dtype, n * out}});
+  expect("linear", {{"W", W, W.dtype, {out, in}}, {"x", x, W.dtype, n, in}, {"y", y, W.dtype, n, out}});
   if (!b.empty()) expect("linear", {{"b", b, W.dtype, {out}}});
   const cpu::Product product{n, out, in, {x.data, in, 1}, {W.data, in, 1}, W.dtype, W.dtype, threads_};
   Run run(*this, "linear", 2 * n * in * out, x.bytes() + W.bytes() + y.bytes(),
@@ -50,9 +50,10 @@ void CpuDevice::linear_backward(Tensor dx, Tensor dW, Tensor db, Tensor dy, Tens
   const char* name = "linear_backward";
   expect_activation(name, "W", W, 2);
   const int64_t out = W.dim(0), in = W.dim(1), n = rows_of(x);
-  expect(name, {{"x", x, W.dtype, n * in},
-                {"dy", dy, W.dtype, n * out},
-                {"dx", dx, W.dtype, n * in},
+  expect(name, {{"W", W, W.dtype, {out, in}},
+                {"x", x, W.dtype, n, in},
+                {"dy", dy, W.dtype, n, out},
+                {"dx", dx, W.dtype, n, in},
                 {"dW", dW, DType::float32, {out, in}}});
   if (!db.empty()) expect(name, {{"db", db, DType::float32, {out}}});
   const cpu::Product to_x{n, in, out, {dy.data, out, 1}, {W.data, 1, in}, W.dtype, W.dtype, threads_};
@@ -63,7 +64,6 @@ void CpuDevice::linear_backward(Tensor dx, Tensor dW, Tensor db, Tensor dy, Tens
           std::max(to_W.scratch_bytes(), to_x.scratch_bytes()));
   if (!run) return;
   to_x.run(dx.data, nullptr, false, run.scratch());
-  if (n == 0 && !accumulate) std::fill_n(dW.as<float>(), out * in, 0.0f);
   to_W.run(dW.data, nullptr, accumulate, run.scratch());
   if (!db.empty()) {
     cpu::with_storage(W.dtype,

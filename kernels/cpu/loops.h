@@ -35,8 +35,7 @@ struct Tail {
     std::memcpy(p, buffer, static_cast<std::size_t>(n) * sizeof(T));
   }
   f16x or_else(f16x v, float missing) const {  // v, with another value in the lanes that do not exist
-    constexpr i16x lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return select(lane < static_cast<std::int32_t>(n), v, splat(missing));
+    return select(lane_order < static_cast<std::int32_t>(n), v, splat(missing));
   }
 };
 

@@ -1,4 +1,4 @@
-// Packed operands of a product: loads of one register, and the panels.
+// Packed operands of a product: their panels.
 #pragma once
 
 #include <algorithm>
@@ -9,21 +9,12 @@ namespace onescale::cpu {
 
 // A tile of the result is tile_rows x 2 vectors: as many sums as there are registers, less two for b and one for a.
 inline constexpr std::int64_t tile_rows = register_bytes == 64 ? 14 : 6, tile_columns = 2 * width;
-typedef std::uint32_t uvec __attribute__((vector_size(width * 4)));
 typedef std::uint16_t hvec __attribute__((vector_size(width * 2)));
 
-inline vec get(const float* p) {
-  vec v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
 inline vec get(const bf16* p) {
   hvec h;
   std::memcpy(&h, p, sizeof h);
   return std::bit_cast<vec>(__builtin_convertvector(h, uvec) << 16);
-}
-inline void set(float* p, vec v) {
-  std::memcpy(p, &v, sizeof v);
 }
 
 // How rows or columns are cut into panels. Rows are cut evenly (256 rows: 13 or 14 a panel, no small one at the end),

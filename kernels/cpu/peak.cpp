@@ -29,7 +29,7 @@ double shortest(int trials, const Body& body) {
 // of 32 bytes.
 double CpuDevice::peak_flops() {
   constexpr int chains = cpu::register_bytes == 64 ? 12 : 6;
-  constexpr std::int64_t rounds = 1 << 16;  // 3 ms: short enough that some of many trials are not disturbed
+  constexpr std::int64_t rounds = 1 << 16;  // less than 1 ms: short enough that some of many trials are not disturbed
   double keep = 0;
   const double seconds = shortest(64, [&] {
 #pragma omp parallel num_threads(threads_) reduction(+ : keep)

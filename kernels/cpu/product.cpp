@@ -242,6 +242,7 @@ class Part {
 // share no cache do not exchange panels.
 struct Parts {
   int64_t rows = 0, columns = 0, across, count, floats;
+  bool whole_a;
 
   explicit Parts(const Product& p) {
     const auto cut = [](int64_t size, int64_t n) {
@@ -257,7 +258,8 @@ struct Parts {
     }
     across = ceil_div(p.N, columns);
     count = ceil_div(p.M, rows) * across;
-    floats = ceil_div(Part(p, rows, columns, rows <= columns).floats(), width) * width;
+    whole_a = rows <= columns;
+    floats = ceil_div(Part(p, rows, columns, whole_a).floats(), width) * width;
   }
 };
 
@@ -270,7 +272,9 @@ int64_t Product::scratch_bytes() const {
 }
 
 void Product::run(void* c, const void* bias, bool accumulate, char* scratch) const {
-  if (M == 0 || N == 0 || K == 0) return;
+  if (M == 0 || N == 0) return;
+  if (K == 0 && !accumulate) std::memset(c, 0, static_cast<std::size_t>(M * N * size_of(output)));
+  if (K == 0) return;
   const Parts parts(*this);
   with_storage(input, [&]<class T>(T) {
     const auto at = [](const void* p, int64_t index) {
@@ -279,7 +283,7 @@ void Product::run(void* c, const void* bias, bool accumulate, char* scratch) con
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t t = 0; t < parts.count; ++t) {
       const int64_t i = t / parts.across * parts.rows, j = t % parts.across * parts.columns;
-      Part part(*this, std::min(parts.rows, M - i), std::min(parts.columns, N - j), parts.rows <= parts.columns);
+      Part part(*this, std::min(parts.rows, M - i), std::min(parts.columns, N - j), parts.whole_a);
       part.run(static_cast<char*>(c) + (i * N + j) * size_of(output), {at(a.data, i * a.row), a.row, a.step},
                {at(b.data, j * b.row), b.row, b.step}, at(bias, j), accumulate,
                reinterpret_cast<float*>(scratch) + t * parts.floats);

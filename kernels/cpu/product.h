@@ -23,8 +23,8 @@ struct Product {
   int threads;
 
   std::int64_t scratch_bytes() const;  // whatever the operands' data, which may be null
-  // c is overwritten, or added to when `accumulate` (float32 only); bias [N] is added to every row unless null. None of
-  // the three sizes may be 0 unless the caller writes c itself.
+  // c is overwritten, or added to when `accumulate` (float32 only); bias [N] is added to every row unless null, K
+  // is 0 or c is added to.
   void run(void* c, const void* bias, bool accumulate, char* scratch) const;
 };
 

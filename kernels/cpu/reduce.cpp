@@ -76,16 +76,12 @@ std::int64_t partial_bytes(const Tensor& x) {
 
 template <class Out, class In>
 void add_pieces(const Tensor& out, const std::vector<Tensor>& pieces, Write write, int threads) {
-  constexpr std::int64_t block = 1 << 14;
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (std::int64_t begin = 0; begin < out.numel(); begin += block) {
-    each_vector(std::min(block, out.numel() - begin), [&](std::int64_t i, auto part) {
-      f16x sum = part.load(pieces[0].as<In>() + begin + i);
-      for (std::size_t p = 1; p < pieces.size(); ++p) sum += part.load(pieces[p].as<In>() + begin + i);
-      Out* const to = out.as<Out>() + begin + i;
-      part.store(to, write == Write::accumulate ? part.load(to) + sum : sum);
-    });
-  }
+  each_vector(out.numel(), threads, [&](std::int64_t i, auto part) {
+    f16x sum = part.load(pieces[0].as<In>() + i);
+    for (std::size_t p = 1; p < pieces.size(); ++p) sum += part.load(pieces[p].as<In>() + i);
+    Out* const to = out.as<Out>() + i;
+    part.store(to, write == Write::accumulate ? part.load(to) + sum : sum);
+  });
 }
 
 }  // namespace
@@ -94,11 +90,11 @@ void add_pieces(const Tensor& out, const std::vector<Tensor>& pieces, Write writ
 void CpuDevice::sum_pieces(Tensor out, const std::vector<Tensor>& pieces, Write write) {
   check(!pieces.empty(), "sum_pieces: there is no piece");
   const DType dtype = pieces[0].dtype;
+  expect_activation("sum_pieces", "piece", pieces[0]);
   for (const Tensor& piece : pieces) expect("sum_pieces", {{"piece", piece, dtype, out.numel()}});
   expect("sum_pieces", {{"out", out, out.dtype == DType::float32 ? out.dtype : dtype, out.numel()}});
-  const auto k = static_cast<double>(pieces.size());
-  Run run(*this, "sum_pieces", k * static_cast<double>(out.numel()),
-          k * static_cast<double>(pieces[0].bytes()) + static_cast<double>(out.bytes()));
+  const std::int64_t k = std::ssize(pieces);
+  Run run(*this, "sum_pieces", k * out.numel(), k * pieces[0].bytes() + out.bytes());
   if (!run) return;
   cpu::with_storage(dtype, [&]<class In>(In) {
     if (out.dtype == DType::float32) {
@@ -111,18 +107,17 @@ void CpuDevice::sum_pieces(Tensor out, const std::vector<Tensor>& pieces, Write 
 
 void CpuDevice::sum(Tensor out, Tensor x, Write write) {
   expect("sum", {{"out", out, DType::float64, {1}}, {"x", x, DType::float32, x.numel()}});
-  Run run(*this, "sum", static_cast<double>(x.numel()), static_cast<double>(x.bytes()), cpu::partial_bytes(x));
+  Run run(*this, "sum", x.numel(), x.bytes(), cpu::partial_bytes(x));
   if (!run) return;
-  cpu::total(out.as<double>(), x.as<float>(), x.numel(), reinterpret_cast<double*>(run.scratch()), write, threads_,
+  cpu::total(out.as<double>(), x.as<float>(), x.numel(), run.scratch<double>(), write, threads_,
              [](cpu::d16x v) { return v; });
 }
 
 void CpuDevice::sum_of_squares(Tensor out, Tensor x, Write write) {
   expect("sum_of_squares", {{"out", out, DType::float64, {1}}, {"x", x, DType::float32, x.numel()}});
-  Run run(*this, "sum_of_squares", 2.0 * static_cast<double>(x.numel()), static_cast<double>(x.bytes()),
-          cpu::partial_bytes(x));
+  Run run(*this, "sum_of_squares", 2 * x.numel(), x.bytes(), cpu::partial_bytes(x));
   if (!run) return;
-  cpu::total(out.as<double>(), x.as<float>(), x.numel(), reinterpret_cast<double*>(run.scratch()), write, threads_,
+  cpu::total(out.as<double>(), x.as<float>(), x.numel(), run.scratch<double>(), write, threads_,
              [](cpu::d16x v) { return v * v; });
 }
 

@@ -120,7 +120,8 @@ void CpuDevice::scatter_rows(Tensor out, Tensor rows, Tensor index) {
 
 void CpuDevice::add_positions(Tensor x, Tensor positions, Tensor wpe, const Dropout& dropout) {
   expect_activation("add_positions", "x", x, 3);
-  expect("add_positions", {{"positions", positions, DType::int32, {x.dim(0), x.dim(1)}},
+  expect("add_positions", {{"x", x, x.dtype, {x.dim(0), x.dim(1), x.dim(-1)}},
+                           {"positions", positions, DType::int32, {x.dim(0), x.dim(1)}},
                            {"wpe", wpe, x.dtype, {wpe.dim(0), x.dim(-1)}}});
   cpu::check_dropout("add_positions", dropout, x);
   Run run(*this, "add_positions", x.numel(), 3 * x.bytes());

@@ -1,4 +1,4 @@
-// Transpositions in registers, by exchanges between pairs of them.
+// Vectors of one register, and their transposition by exchanges between pairs of them.
 #pragma once
 
 #include <utility>
@@ -10,6 +10,16 @@ namespace onescale::cpu {
 // A vector of one register: what is wider would be taken apart and kept in memory.
 inline constexpr int width = register_bytes / 4;
 typedef float vec __attribute__((vector_size(register_bytes)));
+typedef std::uint32_t uvec __attribute__((vector_size(register_bytes)));
+
+inline vec get(const float* p) {
+  vec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+inline void set(float* p, vec v) {
+  std::memcpy(p, &v, sizeof v);
+}
 
 // Lane l of the result is lane index(l) + shift of a and b, put one after the other.
 template <int index(int), int shift, class V, int... l>
@@ -41,12 +51,12 @@ void transpose_quarters(V* v) {
   v[2] = shuffle<pairs, 0>(c, d), v[3] = shuffle<pairs, 2>(c, d);
 }
 
-// Lane j of v[i] becomes lane i of v[j].
+// Lane j of v[i] becomes lane i of v[j]: first within quarters, after which quarter q of v[4 g + j] is column 4 q + j
+// of the rows 4 g .. 4 g + 3. Then an exchange of neighbouring g with one bit of q, after which that bit of g is the
+// highest, once for each bit.
 inline void transpose(vec (&v)[width]) {
 #pragma GCC unroll 4
   for (int i = 0; i < width; i += 4) transpose_quarters(v + i);
-    // Now quarter q of v[4 g + j] is column 4 q + j of the rows 4 g .. 4 g + 3. An exchange of neighbouring g with one
-    // bit of q, after which that bit of g is the highest; once for each bit.
 #pragma GCC unroll 2
   for (int done = 4; done < width; done *= 2) {
 #pragma GCC unroll 4

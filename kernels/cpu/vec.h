@@ -2,7 +2,7 @@
 // the same on every machine, so a sum over lanes is too.
 #pragma once
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -25,6 +25,8 @@ typedef std::int32_t i16x __attribute__((vector_size(64)));
 typedef std::uint32_t u16x __attribute__((vector_size(64)));
 typedef std::uint16_t h16x __attribute__((vector_size(32)));
 typedef double d16x __attribute__((vector_size(128)));
+inline constexpr i16x lane_order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+inline constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 
 inline f16x splat(float x) {
   return x - f16x{};
@@ -136,12 +138,12 @@ inline constexpr float to_integer = 12582912.0f;  // x + to_integer holds in its
 // 2^x for x below 127; 0 below -126, NaN stays.
 inline f16x exp2(f16x x) {
   const f16x t = x + splat(to_integer);
-  return select(x < splat(-126.0f), f16x{}, exp_reduced((x - (t - splat(to_integer))) * splat(0.693147181f), t));
+  return select(x < splat(-126.0f), f16x{}, exp_reduced((x - (t - splat(to_integer))) * splat(ln_2), t));
 }
 
 // e^x to about 1 ulp (Cody and Waite reduction); 0 below -87.3, infinity above 88.7, NaN stays.
 inline f16x exp(f16x x) {
-  const f16x t = x * splat(1.44269504f) + splat(to_integer);
+  const f16x t = x * splat(log2_e) + splat(to_integer);
   const f16x n = t - splat(to_integer);
   f16x y = exp_reduced((x - n * splat(0.693145752f)) - n * splat(1.42860677e-6f), t);
   y = select(x < splat(-87.3f), f16x{}, y);

@@ -2,17 +2,12 @@
 // same bits as the scalar function of kernels/philox.h.
 #pragma once
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "kernels/cpu/transpose.h"
 #include "kernels/philox.h"
 
 namespace onescale::cpu {
 
 // Of one register.
-typedef std::uint32_t Words __attribute__((vector_size(register_bytes)));
 typedef std::uint64_t Wide __attribute__((vector_size(register_bytes)));
 inline constexpr int parts = 64 / register_bytes;
 
@@ -21,7 +16,7 @@ struct Philox16 {
   u16x w[4];
 };
 struct Philox16Parts {
-  Words w[4][parts];
+  uvec w[4][parts];
 };
 
 // The low halves of the lanes multiplied; the high halves are ignored.
@@ -59,7 +54,7 @@ inline Philox16 philox16(const u16x (&counter)[4], std::uint64_t key) {
       }
       k0 += 0x9E3779B9, k1 += 0xBB67AE85;  // the carry into the high half is ignored like the rest of it
     }
-    for (int i = 0; i < 4; ++i) draw.w[i][part] = std::bit_cast<Words>((c[i][0] & 0xffffffffu) | c[i][1] << 32);
+    for (int i = 0; i < 4; ++i) draw.w[i][part] = std::bit_cast<uvec>((c[i][0] & 0xffffffffu) | c[i][1] << 32);
   }
   return std::bit_cast<Philox16>(draw);
 }
@@ -72,7 +67,7 @@ inline constexpr u16x group_order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 
 inline Philox16 by_element(const Philox16& draw) {
   auto by_part = std::bit_cast<Philox16Parts>(draw);
   for (int part = 0; part < parts; ++part) {
-    Words w[4];
+    uvec w[4];
     for (int i = 0; i < 4; ++i) w[i] = by_part.w[i][part];
     transpose_quarters(w);
     for (int i = 0; i < 4; ++i) by_part.w[i][part] = w[i];

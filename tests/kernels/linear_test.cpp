@@ -187,10 +187,12 @@ TEST_P(Linear, DryRunFindsTheScratch) {
       device.linear_backward(x, tensor(DType::float32, {s.out, s.in}), {}, y, x, W, Write::overwrite);
       return device.memory()[static_cast<std::size_t>(Kind::kernel_scratch)];
     };
-    std::vector<double> flops;
+    std::vector<double> flops, wet_flops;
     dry->trace([&](const Operation& o) { flops.push_back(o.flops); });
+    wet->trace([&](const Operation& o) { wet_flops.push_back(o.flops); });
     const std::int64_t found = step(*dry);
     EXPECT_EQ(step(*wet), found);
+    EXPECT_EQ(wet_flops, flops);
     wet = make(2, false);
     wet->reserve_scratch(found);
     EXPECT_NO_THROW(step(*wet));
@@ -207,6 +209,9 @@ TEST_P(Linear, WrongShapesAreSentences) {
   EXPECT_NE(sentence([&] { device->linear(y, y, W, {}); }).find("linear: x is"), std::string::npos);
   EXPECT_NE(sentence([&] { device->linear(x, x, W, {}); }).find("linear: y is"), std::string::npos);
   EXPECT_NE(sentence([&] { device->linear(y, x, W, x); }).find("linear: b is"), std::string::npos);
+  EXPECT_NE(sentence([&] { device->linear(y.view({3, 5}), x, W, {}); }).find("linear: y is"), std::string::npos);
+  EXPECT_NE(sentence([&] { device->linear(y.view({15}), x, W, {}); }).find("linear: y is"), std::string::npos);
+  EXPECT_NE(sentence([&] { device->linear(y, x, W.view({3, 2, 2}), {}); }).find("linear: W is"), std::string::npos);
   EXPECT_NE(sentence([&] { device->linear_backward(x, dW, {}, x, x, W, Write::overwrite); }).find("dy is"),
             std::string::npos);
   EXPECT_NE(sentence([&] { device->linear_backward(y, dW, {}, y, x, W, Write::overwrite); }).find("dx is"),

@@ -1,4 +1,4 @@
-// Memory, scratch, the record of work, transfers, fill and copy.
+// Memory, scratch, the operations reported, transfers, fill and copy.
 #include <cstring>
 
 #include "tests/kernels/contract.h"
@@ -113,9 +113,14 @@ TEST_P(Memory, ADryRunFindsTheScratch) {
     device.residual_backward(x, dbias, x, {}, Write::overwrite);
     device.residual_backward(x.slice(0, 0, 10), dbias, x.slice(0, 0, 10), {}, Write::overwrite);
   };
+  std::vector<double> dry_work, wet_work;  // flops and bytes of each operation
   const auto dry = make(2, true), wet = make(), exact = make(), tight = make();
+  dry->trace([&](const Operation& o) { dry_work.insert(dry_work.end(), {o.flops, o.bytes}); });
+  wet->trace([&](const Operation& o) { wet_work.insert(wet_work.end(), {o.flops, o.bytes}); });
   step(*dry);
   step(*wet);
+  EXPECT_EQ(dry_work.size(), 4u);
+  EXPECT_EQ(dry_work, wet_work);
   const std::int64_t scratch = dry->memory()[static_cast<int>(Kind::kernel_scratch)];
   EXPECT_GT(scratch, 0);
   EXPECT_EQ(dry->memory(), wet->memory());

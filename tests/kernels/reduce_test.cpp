@@ -101,6 +101,7 @@ TEST_P(Pieces, RefusesOtherSizesAndTypes) {
   EXPECT_EQ(sentence([&] { device->sum_pieces(out, {}, Write::overwrite); }), "sum_pieces: there is no piece");
   EXPECT_NE(sentence([&] { device->sum_pieces(out, {a, b}, Write::overwrite); }), "");
   EXPECT_NE(sentence([&] { device->sum_pieces(wide, {a}, Write::overwrite); }), "");
+  EXPECT_NE(sentence([&] { device->sum_pieces(wide, {wide}, Write::overwrite); }), "");
 }
 
 template <class T>

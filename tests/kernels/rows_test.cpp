@@ -243,6 +243,7 @@ TEST_P(Rows, RefusesWhatDoesNotFit) {
             "scatter_rows: element 0 of the index is 26, the table has 26 rows");
   const Tensor bth = tensor(dtype(), {B, T, 8}), positions = tensor(DType::int32, {B, T});
   EXPECT_NE(sentence([&] { device->add_positions(bth, index, table, {}); }), "");
+  EXPECT_NE(sentence([&] { device->add_positions(tensor(dtype(), {B, T, 2, 8}), positions, table, {}); }), "");
   EXPECT_NE(sentence([&] { device->add_positions(bth, positions, table.slice(1, 0, 4), {}); }), "");
   Dropout dropout{1.0f, 0, 0, 0, Site::embedding, 0, 0, positions};
   EXPECT_EQ(sentence([&] { device->add_positions(bth, positions, table, dropout); }),

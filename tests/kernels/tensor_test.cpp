@@ -79,6 +79,10 @@ TEST(Tensor, ViewsAndSplits) {
 TEST(Tensor, SaysWhatDoesNotFit) {
   Numbers numbers;
   const Tensor t = numbers.tensor();
+  EXPECT_EQ(sentence([&] {
+              Tensor(nullptr, DType::float32, {2}).view({-1, -1});
+            }),
+            "float32 [2] cannot be viewed as float32 [2, 2]");
   EXPECT_EQ(sentence([&] { t.view({5, 5}); }), "float32 [2, 3, 4] cannot be viewed as float32 [5, 5]");
   EXPECT_EQ(sentence([&] { t.view({5, -1}); }), "float32 [2, 3, 4] cannot be viewed as float32 [5, 4]");
   EXPECT_NE(sentence([&] { t.slice(1, 2, 4); }), "");
