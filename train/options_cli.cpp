@@ -1,6 +1,8 @@
 // The command line and TOML files, on CLI11: the only file that includes it.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <set>
@@ -63,9 +65,10 @@ class TomlFile {
   std::string where() const { return str(path_, ":", line_); }
 
   void read_line(const std::string& line) {
+    const auto in_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("+-._", c); };
     std::string out;
     for (std::size_t i = 0; i < line.size();) {
-      const char c = line[i];
+      const char before = i > 0 ? line[i - 1] : '=', c = line[i];
       if (c == '#') break;
       if (c == '"' || c == '\'') {
         out += string_mark + std::to_string(strings_.size());
@@ -75,6 +78,9 @@ class TomlFile {
       ++i;
       if (c == ' ' || c == '\t' || c == '\r') continue;
       check_usage(static_cast<unsigned char>(c) > ' ', where(), ": a control character outside of quotes: remove it");
+      check_usage(
+          out.empty() || !std::isspace(static_cast<unsigned char>(before)) || !in_word(out.back()) || !in_word(c),
+          where(), ": '", line, "' is not of the form name = value: correct it");
       depth_ += c == '[' && !out.empty() ? 1 : c == ']' ? -1 : 0;
       out += c;
     }

@@ -215,6 +215,7 @@ TEST_F(OptionsTest, OneSentenceWithFileAndLine) {
   EXPECT_EQ(file_error("top_k = x\n"), "c.toml:1: top_k is 'x': give a whole number >= 0 and <= 1e+12, such as 0");
   EXPECT_EQ(file_error("lr = 1, 2\n"), "c.toml:1: lr has 2 values: give a number >= 0");
   EXPECT_EQ(file_error("lr 3\n"), "c.toml:1: 'lr 3' is not of the form name = value: correct it");
+  EXPECT_EQ(file_error("lr = 1 2\n"), "c.toml:1: 'lr = 1 2' is not of the form name = value: correct it");
   EXPECT_EQ(file_error("lr =\n"), "c.toml:1: 'lr =' is not of the form name = value: correct it");
   EXPECT_EQ(file_error("= 3\n"), "c.toml:1: '= 3' is not of the form name = value: correct it");
   for (const char* text : {"prompt = \"\"\"abc\"\"\"\n", "input = [\"a\" \"b\"]\n", "prompt = \"a\"b\n"}) {
