@@ -55,6 +55,12 @@ void each_piece(std::int64_t n, int threads, const Body& body) {
   for (std::int64_t begin = 0; begin < n; begin += piece) body(begin, std::min(n, begin + piece));
 }
 
+inline void zero(char* p, std::int64_t bytes, int threads) {
+  each_piece(bytes, threads, [=](std::int64_t begin, std::int64_t end) {
+    std::memset(p + begin, 0, static_cast<std::size_t>(end - begin));
+  });
+}
+
 // each_vector() by several threads.
 template <class Body>
 void each_vector(std::int64_t n, int threads, const Body& body) {

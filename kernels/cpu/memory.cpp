@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/cpu/loops.h"
 #include "kernels/error.h"
 
 namespace onescale {
@@ -65,11 +65,7 @@ Tensor CpuDevice::allocate(Kind kind, DType dtype, std::initializer_list<std::in
   memory_[static_cast<std::size_t>(kind)] += t.bytes();
   if (dry_) return t;
   t.data = take(t.bytes());
-  // In parallel, so that each thread's pages lie next to it.
-  constexpr std::int64_t piece = std::int64_t{1} << 16;
-#pragma omp parallel for num_threads(threads_) schedule(static)
-  for (std::int64_t i = 0; i < t.bytes(); i += piece)
-    std::memset(t.as<char>() + i, 0, static_cast<std::size_t>(std::min(piece, t.bytes() - i)));
+  cpu::zero(t.as<char>(), t.bytes(), threads_);  // in parallel, so that each thread's pages lie next to it
   return t;
 }
 

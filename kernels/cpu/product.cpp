@@ -273,8 +273,10 @@ int64_t Product::scratch_bytes() const {
 
 void Product::run(void* c, const void* bias, bool accumulate, char* scratch) const {
   if (M == 0 || N == 0) return;
-  if (K == 0 && !accumulate) std::memset(c, 0, static_cast<std::size_t>(M * N * size_of(output)));
-  if (K == 0) return;
+  if (K == 0) {
+    if (!accumulate) zero(static_cast<char*>(c), M * N * size_of(output), threads);
+    return;
+  }
   const Parts parts(*this);
   with_storage(input, [&]<class T>(T) {
     const auto at = [](const void* p, int64_t index) {

@@ -107,9 +107,7 @@ void CpuDevice::scatter_rows(Tensor out, Tensor rows, Tensor index) {
   Run run(*this, "scatter_rows", 0, out.bytes() + 2 * rows.bytes());
   if (!run) return;
   check_range("scatter_rows", index, rows_of(out));
-  cpu::each_piece(out.bytes(), threads_, [to = out.as<char>()](std::int64_t begin, std::int64_t end) {
-    std::memset(to + begin, 0, static_cast<std::size_t>(end - begin));
-  });
+  cpu::zero(out.as<char>(), out.bytes(), threads_);
   const std::int64_t bytes = out.dim(-1) * size_of(out.dtype), n = index.numel();
 #pragma omp parallel for num_threads(threads_) schedule(static)
   for (std::int64_t i = 0; i < n; ++i) {
