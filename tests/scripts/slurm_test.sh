@@ -22,8 +22,8 @@ fi
 
 onescale=$1 dir=$SLURM_TEST_DIR PATH=$PATH:/usr/sbin
 chmod 755 "$dir"
-mkdir "$dir"/{state,work,tmp-n0,tmp-n1}
-ln -s "$PWD/scripts" "$dir/work/scripts" # jobs run where their output may lie
+mkdir "$dir"/{state,jobs,tmp-n0,tmp-n1}
+ln -s "$PWD/scripts" "$dir/jobs/scripts" # jobs run where their output may lie
 hostname localhost
 ip link set lo up
 ip addr add 10.254.254.1/32 dev lo
@@ -67,7 +67,7 @@ slurmd -D -N n1 >/dev/null 2>&1 &
 
 fail() {
   echo "slurm_test.sh: $*" >&2
-  tail -n 20 "$dir"/work/*.out "$dir"/work/logs/*/*.log "$dir/slurmctld.log" >&2 || true
+  tail -n 20 "$dir"/jobs/*.out "$dir"/jobs/logs/*/*.log "$dir/slurmctld.log" >&2 || true
   exit 1
 }
 wait_for() { # a condition, for at most a number of seconds
@@ -84,7 +84,7 @@ steps_done() { [[ -e $1/metrics.jsonl && $(wc -l <"$1/metrics.jsonl") -ge $2 ]];
 ends() { [[ $(grep -o '^exit [0-9]*' "onescale-$1.out" | tr '\n' ' ') == "$2 " ]] || fail "job $1 has other ends than $2"; }
 wait_for 30 nodes_idle
 
-cd "$dir/work"
+cd "$dir/jobs"
 # Nodes are told apart by name, so that Open MPI takes them for two machines and needs a network: loopback, which it leaves out by itself.
 export OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo OMP_WAIT_POLICY=passive
 submit() { sbatch --parsable "$@"; }
