@@ -190,9 +190,13 @@ class Device {
 // CPUs that the process may use.
 int available_threads();
 
-// The CPU device. threads 0: all that the process may use. A dry one computes nothing and owns no memory: allocate()
-// counts, every operation checks its arguments and notes the scratch it would need. The code of a step, run on it, is
-// the plan of that step.
-std::unique_ptr<Device> make_cpu_device(int threads, bool dry);
+// The instruction levels that kernels/cpu is compiled for and this processor has, the widest last: "v3" (x86-64-v3:
+// AVX2, FMA), "v4" (x86-64-v4: AVX-512).
+std::vector<std::string> cpu_levels();
+
+// The CPU device. threads 0: all that the process may use. isa: one of cpu_levels(), or "auto", the widest. A dry one
+// computes nothing and owns no memory: allocate() counts, every operation checks its arguments and notes the scratch it
+// would need. The code of a step, run on it, is the plan of that step.
+std::unique_ptr<Device> make_cpu_device(int threads, bool dry, const std::string& isa = "auto");
 
 }  // namespace onescale

@@ -6,17 +6,14 @@
 #include <initializer_list>
 #include <string>
 
+#include "kernels/bfloat16.h"
+
 namespace onescale {
 
 enum class DType : std::uint8_t { float32, bfloat16, float64, int32, int64 };
 
 std::int64_t size_of(DType dtype);  // bytes of one element
 const char* name_of(DType dtype);   // "float32", ...
-
-// bfloat16 is a storage type: arithmetic is float32, a store rounds to nearest even.
-struct bf16 {
-  std::uint16_t bits;
-};
 
 struct Tensor {
   static constexpr int max_rank = 4;

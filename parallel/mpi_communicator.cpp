@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/cpu/vec.h"
+#include "kernels/bfloat16.h"
 #include "kernels/error.h"
 #include "parallel/mpi_job.h"
 
@@ -150,9 +150,9 @@ class MpiCommunicator final : public Communicator {
         std::fill_n(sum, count, 0.0f);
         for (const Piece& piece : from) {
           const bf16* x = reinterpret_cast<const bf16*>(piece.data) + begin;
-          for (std::int64_t i = 0; i < count; ++i) sum[i] += cpu::to_float(x[i]);
+          for (std::int64_t i = 0; i < count; ++i) sum[i] += to_float(x[i]);
         }
-        for (std::int64_t i = 0; i < count; ++i) cpu::put(reinterpret_cast<bf16*>(out.data)[begin + i], sum[i]);
+        for (std::int64_t i = 0; i < count; ++i) put(reinterpret_cast<bf16*>(out.data)[begin + i], sum[i]);
       }
       if (next) next();
     };

@@ -34,7 +34,7 @@ struct Options {
   // the run
   std::string run_dir, data, model;
   std::int64_t seed = 1, steps = 1000, seq_len = 0, global_batch = 32, micro_batch = 8;
-  std::string recompute = "none", dtype = "float32", device = "auto";
+  std::string recompute = "none", dtype = "float32", device = "auto", isa = "auto";
   std::int64_t threads = 0;
 
   // the layout over ranks

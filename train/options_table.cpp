@@ -61,6 +61,7 @@ const std::vector<Option>& option_table() {
       {"recompute", &O::recompute, "tlrv", "what backward computes again to save memory", 0, 0, "none|light|block"},
       {"dtype", &O::dtype, "tegxlrv", "of activations and products, or of the exported file", 0, 0, "float32|bfloat16"},
       {"device", &O::device, "tegrv", "where to compute", 0, 0, "auto|cpu|cuda"},
+      {"isa", &O::isa, "teglrv", "instructions of the CPU: x86-64-v3 (AVX2), v4 (AVX-512); auto: the most it has", 0, 0, "auto|v3|v4"},
       {"threads", &O::threads, "tpeglrv", "0: all that the process may use", 0, 4096},
     });
     add("Layout", {

@@ -42,7 +42,7 @@ std::string identity(const Options& options) {
 
 std::unique_ptr<Device> make_device(const Options& options, bool dry) {
   check_usage(options.device != "cuda", "device cuda: this build has no CUDA backend; use --device cpu");
-  return make_cpu_device(static_cast<int>(options.threads), dry);
+  return make_cpu_device(static_cast<int>(options.threads), dry, options.isa);
 }
 
 DType parse_dtype(const std::string& name) {

@@ -8,8 +8,7 @@
 #include "kernels/cpu/attention_tile.h"
 #include "kernels/cpu/cpu_device.h"
 
-namespace onescale {
-namespace cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 void check_like(const char* operation, const char* name, const Tensor& t, const Tensor& like) {
   check(t.rank == like.rank && t.shape == like.shape && t.dtype == like.dtype, operation, ": ", name, " is ",
@@ -185,38 +184,35 @@ struct Forward {
 };
 
 }  // namespace
-}  // namespace cpu
 
 void CpuDevice::attention(Tensor o, Tensor lse, Tensor q, Tensor k, Tensor v, float scale, const Visible& visible,
                           const Dropout& dropout) {
-  const double pairs = cpu::check_attention("attention", q, k, v, lse, visible, dropout);
+  const double pairs = check_attention("attention", q, k, v, lse, visible, dropout);
   const std::int64_t B = q.dim(0), n_q = q.dim(1), h = q.dim(2), d = q.dim(3), h_kv = k.dim(2), heads = h / h_kv;
-  cpu::check_like("attention", "o", o, q);
-  const std::int64_t rows = n_q * heads, task_rows = cpu::rows_of_task(rows, B * h_kv),
+  check_like("attention", "o", o, q);
+  const std::int64_t rows = n_q * heads, task_rows = rows_of_task(rows, B * h_kv),
                      chunks = (rows + task_rows - 1) / task_rows;
-  cpu::Arena measure{nullptr};
-  cpu::Tile(measure, task_rows, d);
+  Arena measure{nullptr};
+  Tile(measure, task_rows, d);
   const Run run(*this, "attention", 4 * pairs * static_cast<double>(d),
                 o.bytes() + q.bytes() + k.bytes() + v.bytes() + lse.bytes(), measure.used * threads_);
   if (!run) return;
-  cpu::with_storage(q.dtype, [&](auto storage) {
+  with_storage(q.dtype, [&](auto storage) {
     using T = decltype(storage);
-    using View = cpu::HeadView<T>;
-    const cpu::Forward<T> forward{View(o), View(q),  View(k), View(v), lse.as<float>(),
-                                  n_q,     k.dim(1), d,       h,       scale * cpu::log2_e,
-                                  visible, dropout};
+    using View = HeadView<T>;
+    const Forward<T> forward{View(o),  View(q), View(k), View(v),        lse.as<float>(), n_q,
+                             k.dim(1), d,       h,       scale * log2_e, visible,         dropout};
     const auto task = [&](std::int64_t i) {  // the last rows see most and go first
       const std::int64_t chunk = chunks - 1 - std::min(i / (B * h_kv), chunks - 1), b = i % (B * h_kv) / h_kv,
                          kv_head = i % h_kv;
-      return cpu::Rows{b,     kv_head,           kv_head * heads,
-                       heads, chunk * task_rows, std::min(task_rows, rows - chunk * task_rows)};
+      return Rows{b, kv_head, kv_head * heads, heads, chunk * task_rows, std::min(task_rows, rows - chunk * task_rows)};
     };
 #pragma omp parallel for num_threads(threads_) schedule(dynamic)
     for (std::int64_t i = 0; i < B * h_kv * chunks; ++i) {
-      cpu::Arena arena{run.scratch() + measure.used * omp_get_thread_num()};
-      forward.run(task(i), task(i + threads_), cpu::Tile(arena, task_rows, d));
+      Arena arena{run.scratch() + measure.used * omp_get_thread_num()};
+      forward.run(task(i), task(i + threads_), Tile(arena, task_rows, d));
     }
   });
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

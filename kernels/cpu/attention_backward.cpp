@@ -9,8 +9,7 @@
 #include "kernels/cpu/attention_tile.h"
 #include "kernels/cpu/cpu_device.h"
 
-namespace onescale {
-namespace cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
 
 // Rows of a tile.
@@ -209,39 +208,38 @@ struct Backward {
 };
 
 }  // namespace
-}  // namespace cpu
 
 void CpuDevice::attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor do_, Tensor o, Tensor lse, Tensor q,
                                    Tensor k, Tensor v, float scale, const Visible& visible, const Dropout& dropout) {
-  const double pairs = cpu::check_attention("attention_backward", q, k, v, lse, visible, dropout);
+  const double pairs = check_attention("attention_backward", q, k, v, lse, visible, dropout);
   for (const auto& [name, t, like] :
        {std::tuple{"dq", dq, q}, {"dk", dk, k}, {"dv", dv, v}, {"do", do_, q}, {"o", o, q}})
-    cpu::check_like("attention_backward", name, t, like);
+    check_like("attention_backward", name, t, like);
   const std::int64_t B = q.dim(0), n_q = q.dim(1), h = q.dim(2), d = q.dim(3), n_k = k.dim(1), h_kv = k.dim(2);
-  const std::int64_t shared = h / h_kv, tasks = cpu::tasks_of_kv_head(shared, B * h_kv),
+  const std::int64_t shared = h / h_kv, tasks = tasks_of_kv_head(shared, B * h_kv),
                      heads = (shared + tasks - 1) / tasks;
-  const std::int64_t part = 2 * n_k * cpu::padded(d);
-  cpu::Arena arena{nullptr};
-  cpu::Tile(arena, n_q * heads, d);
+  const std::int64_t part = 2 * n_k * padded(d);
+  Arena arena{nullptr};
+  Tile(arena, n_q * heads, d);
   const std::int64_t tile = arena.used, partials = tasks > 1 ? B * h_kv * tasks * part * 4 : 0;
   const Run run(*this, "attention_backward", 10 * pairs * static_cast<double>(d),
                 4 * q.bytes() + 2 * k.bytes() + 2 * v.bytes() + lse.bytes(), tile * threads_ + partials);
   if (!run) return;
-  cpu::with_storage(q.dtype, [&](auto storage) {
+  with_storage(q.dtype, [&](auto storage) {
     using T = decltype(storage);
-    using View = cpu::HeadView<T>;
-    const cpu::Backward<T> backward{View(dq),        View(dk), View(dv), View(do_), View(o), View(q), View(k), View(v),
-                                    lse.as<float>(), n_q,      n_k,      d,         h,       scale,   visible, dropout};
+    using View = HeadView<T>;
+    const Backward<T> backward{View(dq),        View(dk), View(dv), View(do_), View(o), View(q), View(k), View(v),
+                               lse.as<float>(), n_q,      n_k,      d,         h,       scale,   visible, dropout};
     float* partial = tasks > 1 ? reinterpret_cast<float*>(run.scratch() + tile * threads_) : nullptr;
     const auto task = [&](std::int64_t i) {
       const std::int64_t b = std::min(i / (h_kv * tasks), B - 1), kv_head = i / tasks % h_kv, first = i % tasks * heads,
                          count = std::min(heads, shared - first);
-      return cpu::Rows{b, kv_head, kv_head * shared + first, count, 0, n_q * count};
+      return Rows{b, kv_head, kv_head * shared + first, count, 0, n_q * count};
     };
 #pragma omp parallel for num_threads(threads_) schedule(dynamic)
     for (std::int64_t i = 0; i < B * h_kv * tasks; ++i) {
-      cpu::Arena own{run.scratch() + tile * omp_get_thread_num()};
-      backward.run(task(i), task(i + threads_), partial ? partial + i * part : nullptr, cpu::Tile(own, n_q * heads, d));
+      Arena own{run.scratch() + tile * omp_get_thread_num()};
+      backward.run(task(i), task(i + threads_), partial ? partial + i * part : nullptr, Tile(own, n_q * heads, d));
     }
     if (!partial) return;
 #pragma omp parallel for num_threads(threads_)
@@ -252,4 +250,4 @@ void CpuDevice::attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor do_, 
   });
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

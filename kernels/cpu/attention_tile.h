@@ -10,7 +10,7 @@
 #include "kernels/cpu/vec_philox.h"
 #include "kernels/device.h"
 
-namespace onescale::cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 // Keys of a tile. Tiles begin at multiples of it, so that the sixteen draws of one philox16() serve one row of a tile.
 inline constexpr std::int64_t key_block = 64;
@@ -72,7 +72,7 @@ struct Seen {
 };
 
 // Which of sixteen keys from `key` on a row sees.
-inline i16x visible_lanes(const Seen& row, std::int64_t key) {
+[[gnu::always_inline]] inline i16x visible_lanes(const Seen& row, std::int64_t key) {
   return (lane_order >= static_cast<std::int32_t>(row.lo - key)) &
          (lane_order < static_cast<std::int32_t>(row.hi - key));
 }
@@ -197,18 +197,18 @@ class KeyDropout {
  public:
   explicit KeyDropout(const Dropout& d) : d_(d), threshold_(drop_threshold(d.p)) {}
   // Lane l of word j is for key + 16 j + l, where key is a multiple of key_block.
-  Philox16 words(std::int64_t b, std::int64_t query, std::int64_t head, std::int64_t key) const {
+  [[gnu::always_inline]] Philox16 words(std::int64_t b, std::int64_t query, std::int64_t head, std::int64_t key) const {
     const std::int32_t position = d_.positions.as<std::int32_t>()[b * d_.positions.dim(1) + query];
     const Philox first = dropout_counter(d_.site, d_.layer, d_.step, d_.first_row + b, position,
                                          attention_group(d_.first_head + head, key));
     const u16x counter[4] = {splat(first[0]) + group_order, splat(first[1]), splat(first[2]), splat(first[3])};
     return by_element(philox16(counter, d_.seed));
   }
-  i16x keep(u16x word) const { return word >= threshold_; }
+  [[gnu::always_inline]] i16x keep(u16x word) const { return word >= threshold_; }
 
  private:
   const Dropout& d_;
   std::uint32_t threshold_;
 };
 
-}  // namespace onescale::cpu
+}  // namespace onescale::cpu::inline ONESCALE_ISA

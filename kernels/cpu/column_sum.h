@@ -6,7 +6,7 @@
 #include "kernels/cpu/vec.h"
 #include "kernels/device.h"
 
-namespace onescale::cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 // Tokens are added in blocks of this many, each from zero; the blocks' sums are then added in order.
 inline constexpr std::int64_t sum_block = 32;
@@ -40,4 +40,4 @@ void sum_rows(std::initializer_list<Tensor> out, std::int64_t n, float* partial,
   }
 }
 
-}  // namespace onescale::cpu
+}  // namespace onescale::cpu::inline ONESCALE_ISA

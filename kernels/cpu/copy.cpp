@@ -6,7 +6,7 @@
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/loops.h"
 
-namespace onescale {
+namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
 
 // body(offset in a, offset in b, elements) for the stretches of two tensors of one shape whose elements lie together in
@@ -52,13 +52,13 @@ void CpuDevice::fill(Tensor dst, float value) {
   Run run(*this, "fill", 0, dst.bytes());
   if (!run) return;
   const auto set = [&]<class T>(T stored) {
-    cpu::each_piece(dst.numel(), threads_, [=, to = dst.as<T>()](std::int64_t begin, std::int64_t end) {
+    each_piece(dst.numel(), threads_, [=, to = dst.as<T>()](std::int64_t begin, std::int64_t end) {
       std::fill(to + begin, to + end, stored);
     });
   };
   if (dst.dtype == DType::float64) return set(double{value});
-  cpu::with_storage(dst.dtype, [&](auto stored) {
-    cpu::put(stored, value);
+  with_storage(dst.dtype, [&](auto stored) {
+    put(stored, value);
     set(stored);
   });
 }
@@ -78,14 +78,14 @@ void CpuDevice::copy(Tensor dst, Tensor src) {
     });
     return;
   }
-  cpu::with_storage(src.dtype, [&]<class From>(From) {
+  with_storage(src.dtype, [&]<class From>(From) {
     using To = std::conditional_t<std::is_same_v<From, float>, bf16, float>;
     each_stretch(dst, src, threads_, [&](std::int64_t to, std::int64_t from, std::int64_t n) {
-      cpu::each_vector(n, [p = dst.as<To>() + to, q = src.as<From>() + from](std::int64_t i, auto part) {
+      each_vector(n, [p = dst.as<To>() + to, q = src.as<From>() + from](std::int64_t i, auto part) {
         part.store(p + i, part.load(q + i));
       });
     });
   });
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

@@ -5,7 +5,7 @@
 
 #include "kernels/device.h"
 
-namespace onescale {
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 class CpuDevice final : public Device {
  public:
@@ -100,4 +100,4 @@ class CpuDevice final : public Device {
   std::vector<std::unique_ptr<void, void (*)(void*)>> blocks_;  // what take() took
 };
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

@@ -6,11 +6,8 @@
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/loops.h"
 
-namespace onescale {
+namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
-
-using cpu::f16x;
-using cpu::splat;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 // Columns that stay in the first cache between the search for the maximum and the exponentials.
@@ -33,19 +30,19 @@ void statistics(const T* logits, std::int64_t rows, float& most, float& total) {
     const T* const from = logits + begin;
     const std::int64_t n = std::min(block, rows - begin);
     f16x highest[4] = {splat(-infinity), splat(-infinity), splat(-infinity), splat(-infinity)}, terms[4] = {};
-    cpu::each_vector_of_4(n, [&](std::int64_t i, auto part, int k) {
-      highest[k] = cpu::max(highest[k], part.or_else(part.load(from + i), -infinity));
+    each_vector_of_4(n, [&](std::int64_t i, auto part, int k) {
+      highest[k] = max(highest[k], part.or_else(part.load(from + i), -infinity));
     });
-    const float here = cpu::max(cpu::max(cpu::max(highest[0], highest[1]), cpu::max(highest[2], highest[3])));
+    const float here = max(max(max(highest[0], highest[1]), max(highest[2], highest[3])));
     if (here == -infinity) continue;  // nothing but -inf: adds nothing, and -inf - -inf is NaN
     if (here > most) {
       sum *= std::exp(double{most} - here);
       most = here;
     }
     const f16x shift = splat(most);
-    cpu::each_vector_of_4(n, [&](std::int64_t i, auto part, int k) {
+    each_vector_of_4(n, [&](std::int64_t i, auto part, int k) {
       __builtin_prefetch(from + block + i);  // else memory would rest while the exponentials are computed
-      terms[k] += part.or_else(cpu::exp(part.load(from + i) - shift), 0);
+      terms[k] += part.or_else(exp(part.load(from + i) - shift), 0);
     });
     sum += cpu::sum((terms[0] + terms[1]) + (terms[2] + terms[3]));
   }
@@ -60,14 +57,14 @@ void CpuDevice::softmax_statistics(Tensor stats, Tensor logits, Tensor labels, s
   Run run(*this, "softmax_statistics", 15 * logits.numel(), logits.bytes());
   if (!run) return;
   const std::int64_t n = rows_of(logits), V = logits.dim(-1);
-  cpu::with_storage(logits.dtype, [&]<class T>(T) {
+  with_storage(logits.dtype, [&]<class T>(T) {
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (std::int64_t i = 0; i < n; ++i) {
       const T* const row = logits.as<T>() + i * V;
       float* const s = stats.as<float>() + i * 3;
       statistics(row, rows, s[0], s[1]);
       const std::int64_t label = labels.as<std::int32_t>()[i] - first_row;
-      s[2] = label >= 0 && label < rows ? cpu::to_float(row[label]) : 0;
+      s[2] = label >= 0 && label < rows ? to_float(row[label]) : 0;
     }
   });
 }
@@ -101,7 +98,7 @@ void CpuDevice::cross_entropy(Tensor loss, Tensor logits, Tensor stats, Tensor l
   Run run(*this, "cross_entropy", passes * 6 * logits.numel(), passes * logits.bytes());
   if (!run) return;
   const std::int64_t n = rows_of(logits), V = logits.dim(-1);
-  cpu::with_storage(logits.dtype, [&]<class T>(T) {
+  with_storage(logits.dtype, [&]<class T>(T) {
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (std::int64_t i = 0; i < n; ++i) {
       T* const row = logits.as<T>() + i * V;
@@ -110,15 +107,15 @@ void CpuDevice::cross_entropy(Tensor loss, Tensor logits, Tensor stats, Tensor l
       if (weight == 0) continue;
       const std::int64_t label = labels.as<std::int32_t>()[i] - first_row;
       const bool mine = label >= 0 && label < rows;
-      const float logit = mine ? cpu::to_float(row[label]) : 0;
+      const float logit = mine ? to_float(row[label]) : 0;
       const f16x shift = splat(s[0]), scale = splat(weight / s[1]);
-      cpu::each_vector(
-          rows, [&](std::int64_t v, auto part) { part.store(row + v, cpu::exp(part.load(row + v) - shift) * scale); });
+      each_vector(rows,
+                  [&](std::int64_t v, auto part) { part.store(row + v, exp(part.load(row + v) - shift) * scale); });
       // Before it is rounded: the difference from 1 of a probability near 1 would be lost in bfloat16.
-      if (mine) cpu::put(row[label], (std::exp(logit - s[0]) / s[1] - 1) * weight);
+      if (mine) put(row[label], (std::exp(logit - s[0]) / s[1] - 1) * weight);
       std::memset(row + rows, 0, static_cast<std::size_t>(V - rows) * sizeof(T));
     }
   });
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

@@ -5,7 +5,7 @@
 #include "kernels/cpu/vec_philox.h"
 #include "kernels/device.h"
 
-namespace onescale::cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 // Keeps or drops the elements of one token after another. at(i, v) takes features i to i + 15 and is called for i = 0,
 // 16, 32 ...
@@ -19,7 +19,7 @@ class TokenDropout {
     counter_[0] = group_order;
     for (std::size_t word = 1; word < 4; ++word) counter_[word] = splat(first[word]);
   }
-  f16x at(std::int64_t i, f16x v) {
+  [[gnu::always_inline]] f16x at(std::int64_t i, f16x v) {
     const std::int64_t part = i / lanes % 4;
     if (part == 0) {
       words_ = by_element(philox16(counter_, d_.seed));
@@ -38,7 +38,7 @@ class TokenDropout {
 
 struct NoDropout {
   void start(std::int64_t) {}
-  f16x at(std::int64_t, f16x v) { return v; }
+  [[gnu::always_inline]] f16x at(std::int64_t, f16x v) { return v; }
 };
 
 // body(TokenDropout) or, without cost, body(NoDropout).
@@ -72,4 +72,4 @@ inline void check_dropout(const char* operation, const Dropout& d, const Tensor&
   }
 }
 
-}  // namespace onescale::cpu
+}  // namespace onescale::cpu::inline ONESCALE_ISA

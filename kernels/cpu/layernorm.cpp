@@ -8,17 +8,12 @@
 #include "kernels/cpu/dropout.h"
 #include "kernels/cpu/loops.h"
 
-namespace onescale {
+namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
-
-using cpu::each_vector;
-using cpu::each_vector_of_4;
-using cpu::f16x;
-using cpu::splat;
 
 template <class T>
 void normalise(T* y, float& mean, float& rstd, const T* x, const T* w, const T* b, std::int64_t C, float eps) {
-  const auto total = [C](const f16x(&v)[4]) { return cpu::sum((v[0] + v[1]) + (v[2] + v[3])) / static_cast<float>(C); };
+  const auto total = [C](const f16x(&v)[4]) { return sum((v[0] + v[1]) + (v[2] + v[3])) / static_cast<float>(C); };
   f16x sum[4] = {}, squares[4] = {};
   each_vector_of_4(C, [&](std::int64_t i, auto part, int k) { sum[k] += part.load(x + i); });
   mean = total(sum);
@@ -47,7 +42,7 @@ void check_residual(const char* operation, const Tensor& out, const Tensor& x, c
                     const Dropout& dropout) {
   expect_activation(operation, "x", x);
   expect(operation, {{"out", out, x}, {"y", y, x}, {"bias", bias, x.dtype, {x.dim(-1)}}});
-  cpu::check_dropout(operation, dropout, x);
+  check_dropout(operation, dropout, x);
 }
 
 // out = x + drop(y + bias) row by row; then(i, row i of out).
@@ -55,8 +50,8 @@ template <class Then>
 void add_residual(const Tensor& out, const Tensor& x, const Tensor& y, const Tensor& bias, const Dropout& dropout,
                   int threads, const Then& then) {
   const std::int64_t C = x.dim(-1);
-  cpu::with_storage(x.dtype, [&]<class T>(T) {
-    cpu::each_token(rows_of(x), dropout, threads, [&](std::int64_t i, auto& drop) {
+  with_storage(x.dtype, [&]<class T>(T) {
+    each_token(rows_of(x), dropout, threads, [&](std::int64_t i, auto& drop) {
       T* const sum = out.as<T>() + i * C;
       const T *const from = x.as<T>() + i * C, *const add = y.as<T>() + i * C, *const b = bias.as<T>();
       each_vector(C, [&](std::int64_t j, auto part) {
@@ -75,7 +70,7 @@ void CpuDevice::layernorm(Tensor y, Tensor mean, Tensor rstd, Tensor x, Tensor w
   Run run(*this, "layernorm", 8 * x.numel(), 2 * x.bytes());
   if (!run) return;
   const std::int64_t n = rows_of(x), C = x.dim(-1);
-  cpu::with_storage(x.dtype, [&]<class T>(T) {
+  with_storage(x.dtype, [&]<class T>(T) {
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (std::int64_t i = 0; i < n; ++i) {
       normalise(y.as<T>() + i * C, mean.as<float>()[i], rstd.as<float>()[i], x.as<T>() + i * C, w.as<T>(), b.as<T>(), C,
@@ -90,11 +85,11 @@ void CpuDevice::layernorm_backward(Tensor dx, Tensor dw, Tensor db, Tensor dy, T
   const std::int64_t n = rows_of(x), C = x.dim(-1);
   expect("layernorm_backward",
          {{"dx", dx, x}, {"dy", dy, x}, {"dw", dw, DType::float32, {C}}, {"db", db, DType::float32, {C}}});
-  Run run(*this, "layernorm_backward", 16 * x.numel(), 4 * x.bytes(), cpu::sum_bytes(n, 2 * C));
+  Run run(*this, "layernorm_backward", 16 * x.numel(), 4 * x.bytes(), sum_bytes(n, 2 * C));
   if (!run) return;
   // With g = dy w and x_hat = (x - mean) rstd: dx += rstd (g - mean(g) - x_hat mean(g x_hat)), the means over the row.
-  cpu::with_storage(x.dtype, [&]<class T>(T) {
-    cpu::sum_rows({dw, db}, n, run.scratch<float>(), write, threads_, [=](std::int64_t row, float* sum_w) {
+  with_storage(x.dtype, [&]<class T>(T) {
+    sum_rows({dw, db}, n, run.scratch<float>(), write, threads_, [=](std::int64_t row, float* sum_w) {
       float* const sum_b = sum_w + C;
       const T *const in = x.as<T>() + row * C, *const dout = dy.as<T>() + row * C, *const weight = w.as<T>();
       T* const din = dx.as<T>() + row * C;
@@ -141,12 +136,12 @@ void CpuDevice::residual_backward(Tensor dy, Tensor dbias, Tensor dout, const Dr
   expect_activation("residual_backward", "dout", dout);
   const std::int64_t n = rows_of(dout), C = dout.dim(-1);
   expect("residual_backward", {{"dy", dy, dout}, {"dbias", dbias, DType::float32, {C}}});
-  cpu::check_dropout("residual_backward", dropout, dout);
-  Run run(*this, "residual_backward", 2 * dout.numel(), 2 * dout.bytes(), cpu::sum_bytes(n, C));
+  check_dropout("residual_backward", dropout, dout);
+  Run run(*this, "residual_backward", 2 * dout.numel(), 2 * dout.bytes(), sum_bytes(n, C));
   if (!run) return;
-  cpu::with_storage(dout.dtype, [&]<class T>(T) {
-    cpu::with_dropout(dropout, [&](auto drop) {
-      cpu::sum_rows({dbias}, n, run.scratch<float>(), write, threads_, [=](std::int64_t row, float* sum) mutable {
+  with_storage(dout.dtype, [&]<class T>(T) {
+    with_dropout(dropout, [&](auto drop) {
+      sum_rows({dbias}, n, run.scratch<float>(), write, threads_, [=](std::int64_t row, float* sum) mutable {
         const T* const from = dout.as<T>() + row * C;
         T* const to = dy.as<T>() + row * C;
         drop.start(row);
@@ -160,4 +155,4 @@ void CpuDevice::residual_backward(Tensor dy, Tensor dbias, Tensor dout, const Dr
   });
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

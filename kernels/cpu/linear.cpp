@@ -7,7 +7,7 @@
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/product.h"
 
-namespace onescale {
+namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
 
 using std::int64_t;
@@ -22,10 +22,10 @@ void linear_few(T* y, const T* x, const T* W, const T* b, int64_t n, int64_t out
     const T* w = W + j * in;
     for (int64_t i = 0; i < n; ++i) {
       const T* row = x + i * in;
-      cpu::f16x sum[4] = {};
-      cpu::each_vector_of_4(in, [&](int64_t k, auto part, int s) { sum[s] += part.load(row + k) * part.load(w + k); });
-      const float total = cpu::sum((sum[0] + sum[1]) + (sum[2] + sum[3])) + (b == nullptr ? 0 : cpu::to_float(b[j]));
-      cpu::put(y[i * out + j], total);
+      f16x sum[4] = {};
+      each_vector_of_4(in, [&](int64_t k, auto part, int s) { sum[s] += part.load(row + k) * part.load(w + k); });
+      const float total = cpu::sum((sum[0] + sum[1]) + (sum[2] + sum[3])) + (b == nullptr ? 0 : to_float(b[j]));
+      put(y[i * out + j], total);
     }
   }
 }
@@ -37,13 +37,13 @@ void CpuDevice::linear(Tensor y, Tensor x, Tensor W, Tensor b) {
   const int64_t out = W.dim(0), in = W.dim(1), n = rows_of(x);
   expect("linear", {{"W", W, W.dtype, {out, in}}, {"x", x, W.dtype, n, in}, {"y", y, W.dtype, n, out}});
   if (!b.empty()) expect("linear", {{"b", b, W.dtype, {out}}});
-  const cpu::Product product{n, out, in, {x.data, in, 1}, {W.data, in, 1}, W.dtype, W.dtype, threads_};
+  const Product product{n, out, in, {x.data, in, 1}, {W.data, in, 1}, W.dtype, W.dtype, threads_};
   Run run(*this, "linear", 2 * n * in * out, x.bytes() + W.bytes() + y.bytes(),
           n <= few_tokens ? 0 : product.scratch_bytes());
   if (!run) return;
   if (n > few_tokens) return product.run(y.data, b.data, false, run.scratch());
-  cpu::with_storage(W.dtype,
-                    [&]<class T>(T) { linear_few(y.as<T>(), x.as<T>(), W.as<T>(), b.as<T>(), n, out, in, threads_); });
+  with_storage(W.dtype,
+               [&]<class T>(T) { linear_few(y.as<T>(), x.as<T>(), W.as<T>(), b.as<T>(), n, out, in, threads_); });
 }
 
 void CpuDevice::linear_backward(Tensor dx, Tensor dW, Tensor db, Tensor dy, Tensor x, Tensor W, Write write) {
@@ -56,8 +56,8 @@ void CpuDevice::linear_backward(Tensor dx, Tensor dW, Tensor db, Tensor dy, Tens
                 {"dx", dx, W.dtype, n, in},
                 {"dW", dW, DType::float32, {out, in}}});
   if (!db.empty()) expect(name, {{"db", db, DType::float32, {out}}});
-  const cpu::Product to_x{n, in, out, {dy.data, out, 1}, {W.data, 1, in}, W.dtype, W.dtype, threads_};
-  const cpu::Product to_W{out, in, n, {dy.data, 1, out}, {x.data, 1, in}, W.dtype, DType::float32, threads_};
+  const Product to_x{n, in, out, {dy.data, out, 1}, {W.data, 1, in}, W.dtype, W.dtype, threads_};
+  const Product to_W{out, in, n, {dy.data, 1, out}, {x.data, 1, in}, W.dtype, DType::float32, threads_};
   const bool accumulate = write == Write::accumulate;
   Run run(*this, name, 4 * n * in * out,
           dy.bytes() + x.bytes() + (accumulate ? 2 : 1) * dW.bytes() + dx.bytes() + W.bytes(),
@@ -66,9 +66,8 @@ void CpuDevice::linear_backward(Tensor dx, Tensor dW, Tensor db, Tensor dy, Tens
   to_x.run(dx.data, nullptr, false, run.scratch());
   to_W.run(dW.data, nullptr, accumulate, run.scratch());
   if (!db.empty()) {
-    cpu::with_storage(W.dtype,
-                      [&]<class T>(T) { cpu::column_sum(db.as<float>(), dy.as<T>(), n, out, out, write, threads_); });
+    with_storage(W.dtype, [&]<class T>(T) { column_sum(db.as<float>(), dy.as<T>(), n, out, out, write, threads_); });
   }
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

@@ -5,36 +5,37 @@
 
 #include "kernels/cpu/vec.h"
 
-namespace onescale::cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 // How a vector of a row is read and written: all lanes, or the first n of the last one; the others load as 0 and are
 // not stored.
 struct Whole {
   template <class T>
-  f16x load(const T* p) const {
+  [[gnu::always_inline]] f16x load(const T* p) const {
     return cpu::load(p);
   }
   template <class T>
-  void store(T* p, f16x v) const {
+  [[gnu::always_inline]] void store(T* p, f16x v) const {
     cpu::store(p, v);
   }
-  f16x or_else(f16x v, float) const { return v; }
+  [[gnu::always_inline]] f16x or_else(f16x v, float) const { return v; }
 };
 struct Tail {
   std::int64_t n;
   template <class T>
-  f16x load(const T* p) const {
+  [[gnu::always_inline]] f16x load(const T* p) const {
     T buffer[lanes] = {};
     std::memcpy(buffer, p, static_cast<std::size_t>(n) * sizeof(T));
     return cpu::load(buffer);
   }
   template <class T>
-  void store(T* p, f16x v) const {
+  [[gnu::always_inline]] void store(T* p, f16x v) const {
     T buffer[lanes];
     cpu::store(buffer, v);
     std::memcpy(p, buffer, static_cast<std::size_t>(n) * sizeof(T));
   }
-  f16x or_else(f16x v, float missing) const {  // v, with another value in the lanes that do not exist
+  [[gnu::always_inline]] f16x or_else(f16x v,
+                                      float missing) const {  // v, with another value in the lanes that do not exist
     return select(lane_order < static_cast<std::int32_t>(n), v, splat(missing));
   }
 };
@@ -93,4 +94,4 @@ void with_storage(DType dtype, Body&& body) {
   }
 }
 
-}  // namespace onescale::cpu
+}  // namespace onescale::cpu::inline ONESCALE_ISA

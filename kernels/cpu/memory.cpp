@@ -1,5 +1,4 @@
 // Memory, scratch and the reports of operations.
-#include <omp.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -11,13 +10,7 @@
 #include "kernels/cpu/loops.h"
 #include "kernels/error.h"
 
-namespace onescale {
-
-const char* name_of(Kind kind) {
-  static constexpr const char* names[kind_count] = {"parameters", "gradients",      "optimizer", "activations",
-                                                    "workspace",  "kernel scratch", "batches",   "transient"};
-  return names[static_cast<int>(kind)];
-}
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 namespace {
 
@@ -44,12 +37,8 @@ CpuDevice::CpuDevice(int threads, bool dry) : threads_(threads > 0 ? threads : a
   check_usage(threads >= 0, "threads = ", threads, " must be 0, for every CPU that the process may use, or positive");
 }
 
-std::unique_ptr<Device> make_cpu_device(int threads, bool dry) {
+std::unique_ptr<Device> make_device(int threads, bool dry) {
   return std::make_unique<CpuDevice>(threads, dry);
-}
-
-int available_threads() {
-  return omp_get_num_procs();
 }
 
 std::string CpuDevice::describe() const {
@@ -57,7 +46,8 @@ std::string CpuDevice::describe() const {
   std::string line, model = "CPU";
   while (std::getline(info, line) && !line.starts_with("model name")) continue;
   if (const auto colon = line.find(": "); info && colon != std::string::npos) model = line.substr(colon + 2);
-  return str(model, ", ", threads_, threads_ == 1 ? " thread" : " threads");
+  return str(model, ", x86-64-", register_bytes == 64 ? "v4, " : "v3, ", threads_,
+             threads_ == 1 ? " thread" : " threads");
 }
 
 Tensor CpuDevice::allocate(Kind kind, DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -65,7 +55,7 @@ Tensor CpuDevice::allocate(Kind kind, DType dtype, std::initializer_list<std::in
   memory_[static_cast<std::size_t>(kind)] += t.bytes();
   if (dry_) return t;
   t.data = take(t.bytes());
-  cpu::zero(t.as<char>(), t.bytes(), threads_);  // in parallel, so that each thread's pages lie next to it
+  zero(t.as<char>(), t.bytes(), threads_);  // in parallel, so that each thread's pages lie next to it
   return t;
 }
 
@@ -98,4 +88,4 @@ CpuDevice::Run::~Run() {
   if (device_.after_each_) device_.after_each_();
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

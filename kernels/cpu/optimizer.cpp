@@ -6,17 +6,14 @@
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/loops.h"
 
-namespace onescale {
+namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
 
-using cpu::f16x;
-using cpu::splat;
-
-f16x square_root(f16x v) {
-  float a[cpu::lanes];
+[[gnu::always_inline]] inline f16x square_root(f16x v) {
+  float a[lanes];
   std::memcpy(a, &v, sizeof a);
 #pragma omp simd
-  for (int i = 0; i < cpu::lanes; ++i) a[i] = __builtin_sqrtf(a[i]);
+  for (int i = 0; i < lanes; ++i) a[i] = __builtin_sqrtf(a[i]);
   std::memcpy(&v, a, sizeof a);
   return v;
 }
@@ -25,7 +22,7 @@ f16x square_root(f16x v) {
 template <class Update>
 void update_weights(Tensor w, Tensor compute, int threads, const Update& update) {
   bf16* rounded = compute.dtype == DType::bfloat16 ? compute.as<bf16>() : nullptr;
-  cpu::each_vector(w.numel(), threads, [=, weights = w.as<float>()](std::int64_t i, auto part) {
+  each_vector(w.numel(), threads, [=, weights = w.as<float>()](std::int64_t i, auto part) {
     const f16x v = update(i, part);
     part.store(weights + i, v);
     if (rounded) part.store(rounded + i, v);
@@ -80,4 +77,4 @@ void CpuDevice::sgd(Tensor w, Tensor g, Tensor compute, float lr, float weight_d
   });
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

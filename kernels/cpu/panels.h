@@ -5,13 +5,13 @@
 
 #include "kernels/cpu/transpose.h"
 
-namespace onescale::cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 // A tile of the result is tile_rows x 2 vectors: as many sums as there are registers, less two for b and one for a.
 inline constexpr std::int64_t tile_rows = register_bytes == 64 ? 14 : 6, tile_columns = 2 * width;
 typedef std::uint16_t hvec __attribute__((vector_size(width * 2)));
 
-inline vec get(const bf16* p) {
+[[gnu::always_inline]] inline vec get(const bf16* p) {
   hvec h;
   std::memcpy(&h, p, sizeof h);
   return std::bit_cast<vec>(__builtin_convertvector(h, uvec) << 16);
@@ -87,4 +87,4 @@ void pack(float* out, const Panels& panels, std::int64_t first, std::int64_t las
   }
 }
 
-}  // namespace onescale::cpu
+}  // namespace onescale::cpu::inline ONESCALE_ISA

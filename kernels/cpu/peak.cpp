@@ -7,8 +7,9 @@
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/loops.h"
+#include "kernels/cpu/transpose.h"
 
-namespace onescale {
+namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
 
 // Seconds of the shortest of several trials.
@@ -25,26 +26,30 @@ double shortest(int trials, const Body& body) {
 
 }  // namespace
 
-// Chains of multiply-adds that stay in registers; enough of them to hide the latency, few enough for sixteen registers
-// of 32 bytes.
+// Chains of multiply-adds that stay in registers: enough of them to hide the latency, with two constants few enough for
+// sixteen registers.
 double CpuDevice::peak_flops() {
-  constexpr int chains = cpu::register_bytes == 64 ? 12 : 6;
+  constexpr int chains = 12;
   constexpr std::int64_t rounds = 1 << 16;  // less than 1 ms: short enough that some of many trials are not disturbed
   double keep = 0;
   const double seconds = shortest(64, [&] {
 #pragma omp parallel num_threads(threads_) reduction(+ : keep)
     {
-      cpu::f16x a[chains];
-      for (int c = 0; c < chains; ++c) a[c] = cpu::splat(static_cast<float>(c + 2));  // 1 would stay 1 and be removed
-      const cpu::f16x scale = cpu::splat(0.999f), add = cpu::splat(0.001f);
+      vec a[chains];
+#pragma GCC unroll 12
+      for (int c = 0; c < chains; ++c) a[c] = static_cast<float>(c + 2) - vec{};  // 1 would stay 1 and be removed
+      const vec scale = 0.999f - vec{}, add = 0.001f - vec{};
+#pragma GCC unroll 1
       for (std::int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 12
         for (int c = 0; c < chains; ++c) a[c] = a[c] * scale + add;
       }
-      for (int c = 0; c < chains; ++c) keep += static_cast<double>(cpu::sum(a[c]));
+#pragma GCC unroll 12
+      for (int c = 0; c < chains; ++c) keep += static_cast<double>(a[c][0]);
     }
   });
   // What was computed is used, so that the loop is not removed.
-  return keep > 0 ? 2.0 * chains * cpu::lanes * rounds * threads_ / seconds : 0;
+  return keep > 0 ? 2.0 * chains * width * rounds * threads_ / seconds : 0;
 }
 
 // y = a x + y over arrays that together take four times the last-level cache: two reads and a write, as in an
@@ -56,11 +61,11 @@ double CpuDevice::peak_bandwidth() {
   const auto array = [&] { return memory.allocate(Kind::workspace, DType::float32, {n}).as<float>(); };
   float *const x = array(), *const y = array();
   const double seconds = shortest(10, [&] {
-    cpu::each_vector(n, threads_, [=](std::int64_t i, auto part) {
-      part.store(y + i, part.load(x + i) * cpu::splat(0.5f) + part.load(y + i));
+    each_vector(n, threads_, [=](std::int64_t i, auto part) {
+      part.store(y + i, part.load(x + i) * splat(0.5f) + part.load(y + i));
     });
   });
   return 12.0 * static_cast<double>(n) / seconds;
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

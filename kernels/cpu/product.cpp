@@ -8,7 +8,7 @@
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/panels.h"
 
-namespace onescale::cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
 
 using std::int64_t;
@@ -293,4 +293,4 @@ void Product::run(void* c, const void* bias, bool accumulate, char* scratch) con
   });
 }
 
-}  // namespace onescale::cpu
+}  // namespace onescale::cpu::inline ONESCALE_ISA

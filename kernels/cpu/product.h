@@ -7,7 +7,7 @@
 
 #include "kernels/tensor.h"
 
-namespace onescale::cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 // A matrix as a product reads it: element (i, k) is data[i * row + k * step]; one of the two strides is 1.
 struct Operand {
@@ -28,4 +28,4 @@ struct Product {
   void run(void* c, const void* bias, bool accumulate, char* scratch) const;
 };
 
-}  // namespace onescale::cpu
+}  // namespace onescale::cpu::inline ONESCALE_ISA

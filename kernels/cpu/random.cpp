@@ -5,7 +5,7 @@
 #include "kernels/arguments.h"
 #include "kernels/cpu/cpu_device.h"
 
-namespace onescale {
+namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
 
 // Four standard normal numbers from one draw (Box and Muller 1958), in float64 so that rounding to float32 hides the
@@ -41,4 +41,4 @@ void CpuDevice::random_normal(Tensor dst, std::uint64_t seed, std::int64_t tenso
   }
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

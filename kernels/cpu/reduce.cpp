@@ -4,8 +4,7 @@
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/loops.h"
 
-namespace onescale {
-namespace cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 template <class T>
 void column_sum(float* out, const T* x, std::int64_t n, std::int64_t C, std::int64_t stride, Write write, int threads) {
@@ -85,7 +84,6 @@ void add_pieces(const Tensor& out, const std::vector<Tensor>& pieces, Write writ
 }
 
 }  // namespace
-}  // namespace cpu
 
 void CpuDevice::sum_pieces(Tensor out, const std::vector<Tensor>& pieces, Write write) {
   check(!pieces.empty(), "sum_pieces: there is no piece");
@@ -96,29 +94,31 @@ void CpuDevice::sum_pieces(Tensor out, const std::vector<Tensor>& pieces, Write 
   const std::int64_t k = std::ssize(pieces);
   Run run(*this, "sum_pieces", k * out.numel(), k * pieces[0].bytes() + out.bytes());
   if (!run) return;
-  cpu::with_storage(dtype, [&]<class In>(In) {
+  with_storage(dtype, [&]<class In>(In) {
     if (out.dtype == DType::float32) {
-      cpu::add_pieces<float, In>(out, pieces, write, threads_);
+      add_pieces<float, In>(out, pieces, write, threads_);
     } else {
-      cpu::add_pieces<In, In>(out, pieces, write, threads_);
+      add_pieces<In, In>(out, pieces, write, threads_);
     }
   });
 }
 
 void CpuDevice::sum(Tensor out, Tensor x, Write write) {
   expect("sum", {{"out", out, DType::float64, {1}}, {"x", x, DType::float32, x.numel()}});
-  Run run(*this, "sum", x.numel(), x.bytes(), cpu::partial_bytes(x));
+  Run run(*this, "sum", x.numel(), x.bytes(), partial_bytes(x));
   if (!run) return;
-  cpu::total(out.as<double>(), x.as<float>(), x.numel(), run.scratch<double>(), write, threads_,
-             [](cpu::d16x v) { return v; });
+  total(
+      out.as<double>(), x.as<float>(), x.numel(), run.scratch<double>(), write, threads_,
+      [](auto x) __attribute__((always_inline)) { return x; });
 }
 
 void CpuDevice::sum_of_squares(Tensor out, Tensor x, Write write) {
   expect("sum_of_squares", {{"out", out, DType::float64, {1}}, {"x", x, DType::float32, x.numel()}});
-  Run run(*this, "sum_of_squares", 2 * x.numel(), x.bytes(), cpu::partial_bytes(x));
+  Run run(*this, "sum_of_squares", 2 * x.numel(), x.bytes(), partial_bytes(x));
   if (!run) return;
-  cpu::total(out.as<double>(), x.as<float>(), x.numel(), run.scratch<double>(), write, threads_,
-             [](cpu::d16x v) { return v * v; });
+  total(
+      out.as<double>(), x.as<float>(), x.numel(), run.scratch<double>(), write, threads_,
+      [](auto x) __attribute__((always_inline)) { return x * x; });
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

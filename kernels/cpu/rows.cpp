@@ -4,10 +4,8 @@
 #include "kernels/cpu/dropout.h"
 #include "kernels/cpu/loops.h"
 
-namespace onescale {
+namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
-
-using cpu::f16x;
 
 // The tokens of each row of a table, in order: a counting sort by row. Tokens of row r are order[start[r]] ..
 // order[start[r + 1] - 1]; tokens whose row is not among the V rows are left out.
@@ -46,14 +44,14 @@ void add_buckets(float* table, const T* x, const Buckets& buckets, std::int64_t 
     const std::int64_t row = item / pieces, first = item % pieces * width, columns = std::min(width, C - first);
     const std::int64_t begin = buckets.start[row], end = buckets.start[row + 1];
     if (begin == end && write == Write::accumulate) continue;
-    f16x sum[width / cpu::lanes] = {};
+    f16x sum[width / lanes] = {};
     for (std::int64_t i = begin; i < end; ++i) {
       const T* from = x + buckets.order[i] * C + first;
-      cpu::each_vector(columns, [&](std::int64_t j, auto part) { sum[j / cpu::lanes] += part.load(from + j); });
+      each_vector(columns, [&](std::int64_t j, auto part) { sum[j / lanes] += part.load(from + j); });
     }
     float* to = table + row * C + first;
-    cpu::each_vector(columns, [&](std::int64_t j, auto part) {
-      const f16x s = sum[j / cpu::lanes];
+    each_vector(columns, [&](std::int64_t j, auto part) {
+      const f16x s = sum[j / lanes];
       part.store(to + j, write == Write::accumulate ? part.load(to + j) + s : s);
     });
   }
@@ -96,8 +94,8 @@ void CpuDevice::gather_rows_backward(Tensor dtable, Tensor dout, Tensor index, s
   Run run(*this, "gather_rows_backward", n * C, dout.bytes() + written, Buckets::bytes(V, n));
   if (!run) return;
   const Buckets buckets(run.scratch(), index.as<std::int32_t>(), n, first_row, V);
-  cpu::with_storage(dout.dtype,
-                    [&]<class T>(T) { add_buckets(dtable.as<float>(), dout.as<T>(), buckets, V, C, write, threads_); });
+  with_storage(dout.dtype,
+               [&]<class T>(T) { add_buckets(dtable.as<float>(), dout.as<T>(), buckets, V, C, write, threads_); });
 }
 
 void CpuDevice::scatter_rows(Tensor out, Tensor rows, Tensor index) {
@@ -107,7 +105,7 @@ void CpuDevice::scatter_rows(Tensor out, Tensor rows, Tensor index) {
   Run run(*this, "scatter_rows", 0, out.bytes() + 2 * rows.bytes());
   if (!run) return;
   check_range("scatter_rows", index, rows_of(out));
-  cpu::zero(out.as<char>(), out.bytes(), threads_);
+  zero(out.as<char>(), out.bytes(), threads_);
   const std::int64_t bytes = out.dim(-1) * size_of(out.dtype), n = index.numel();
 #pragma omp parallel for num_threads(threads_) schedule(static)
   for (std::int64_t i = 0; i < n; ++i) {
@@ -121,16 +119,16 @@ void CpuDevice::add_positions(Tensor x, Tensor positions, Tensor wpe, const Drop
   expect("add_positions", {{"x", x, x.dtype, {x.dim(0), x.dim(1), x.dim(-1)}},
                            {"positions", positions, DType::int32, {x.dim(0), x.dim(1)}},
                            {"wpe", wpe, x.dtype, {wpe.dim(0), x.dim(-1)}}});
-  cpu::check_dropout("add_positions", dropout, x);
+  check_dropout("add_positions", dropout, x);
   Run run(*this, "add_positions", x.numel(), 3 * x.bytes());
   if (!run) return;
   check_range("add_positions", positions, wpe.dim(0));
   const std::int64_t C = x.dim(-1);
-  cpu::with_storage(x.dtype, [&]<class T>(T) {
-    cpu::each_token(rows_of(x), dropout, threads_, [&](std::int64_t token, auto& drop) {
+  with_storage(x.dtype, [&]<class T>(T) {
+    each_token(rows_of(x), dropout, threads_, [&](std::int64_t token, auto& drop) {
       T* const row = x.as<T>() + token * C;
       const T* const position = wpe.as<T>() + positions.as<std::int32_t>()[token] * C;
-      cpu::each_vector(C, [&](std::int64_t i, auto part) {
+      each_vector(C, [&](std::int64_t i, auto part) {
         part.store(row + i, drop.at(i, part.load(row + i) + part.load(position + i)));
       });
     });
@@ -139,16 +137,16 @@ void CpuDevice::add_positions(Tensor x, Tensor positions, Tensor wpe, const Drop
 
 void CpuDevice::dropout(Tensor x, const Dropout& dropout) {
   expect_activation("dropout", "x", x, 3);
-  cpu::check_dropout("dropout", dropout, x);
+  check_dropout("dropout", dropout, x);
   Run run(*this, "dropout", dropout.p > 0 ? x.numel() : 0, dropout.p > 0 ? 2 * x.bytes() : 0);
   if (!run || dropout.p == 0) return;
   const std::int64_t C = x.dim(-1);
-  cpu::with_storage(x.dtype, [&]<class T>(T) {
-    cpu::each_token(rows_of(x), dropout, threads_, [&](std::int64_t token, auto& drop) {
+  with_storage(x.dtype, [&]<class T>(T) {
+    each_token(rows_of(x), dropout, threads_, [&](std::int64_t token, auto& drop) {
       T* const row = x.as<T>() + token * C;
-      cpu::each_vector(C, [&](std::int64_t i, auto part) { part.store(row + i, drop.at(i, part.load(row + i))); });
+      each_vector(C, [&](std::int64_t i, auto part) { part.store(row + i, drop.at(i, part.load(row + i))); });
     });
   });
 }
 
-}  // namespace onescale
+}  // namespace onescale::cpu::inline ONESCALE_ISA

@@ -5,29 +5,29 @@
 
 #include "kernels/cpu/vec.h"
 
-namespace onescale::cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 // A vector of one register: what is wider would be taken apart and kept in memory.
 inline constexpr int width = register_bytes / 4;
 typedef float vec __attribute__((vector_size(register_bytes)));
 typedef std::uint32_t uvec __attribute__((vector_size(register_bytes)));
 
-inline vec get(const float* p) {
+[[gnu::always_inline]] inline vec get(const float* p) {
   vec v;
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-inline void set(float* p, vec v) {
+[[gnu::always_inline]] inline void set(float* p, vec v) {
   std::memcpy(p, &v, sizeof v);
 }
 
 // Lane l of the result is lane index(l) + shift of a and b, put one after the other.
 template <int index(int), int shift, class V, int... l>
-V shuffle(V a, V b, std::integer_sequence<int, l...> /*lanes*/) {
+[[gnu::always_inline]] inline V shuffle(V a, V b, std::integer_sequence<int, l...> /*lanes*/) {
   return __builtin_shufflevector(a, b, (index(l) + shift)...);
 }
 template <int index(int), int shift, class V>
-V shuffle(V a, V b) {
+[[gnu::always_inline]] inline V shuffle(V a, V b) {
   return shuffle<index, shift>(a, b, std::make_integer_sequence<int, width>());
 }
 // Elements, or pairs of them, of the two vectors alternately, within quarters of a register; even quarters of one and
@@ -44,7 +44,7 @@ constexpr int quarters(int l) {
 
 // Four vectors of 32-bit lanes: within each quarter lane j of v[i] becomes lane i of v[j].
 template <class V>
-void transpose_quarters(V* v) {
+[[gnu::always_inline]] inline void transpose_quarters(V* v) {
   const V a = shuffle<singles, 0>(v[0], v[1]), b = shuffle<singles, 0>(v[2], v[3]);
   const V c = shuffle<singles, 2>(v[0], v[1]), d = shuffle<singles, 2>(v[2], v[3]);
   v[0] = shuffle<pairs, 0>(a, b), v[1] = shuffle<pairs, 2>(a, b);
@@ -54,7 +54,7 @@ void transpose_quarters(V* v) {
 // Lane j of v[i] becomes lane i of v[j]: first within quarters, after which quarter q of v[4 g + j] is column 4 q + j
 // of the rows 4 g .. 4 g + 3. Then an exchange of neighbouring g with one bit of q, after which that bit of g is the
 // highest, once for each bit.
-inline void transpose(vec (&v)[width]) {
+[[gnu::always_inline]] inline void transpose(vec (&v)[width]) {
 #pragma GCC unroll 4
   for (int i = 0; i < width; i += 4) transpose_quarters(v + i);
 #pragma GCC unroll 2
@@ -74,4 +74,4 @@ inline void transpose(vec (&v)[width]) {
   }
 }
 
-}  // namespace onescale::cpu
+}  // namespace onescale::cpu::inline ONESCALE_ISA

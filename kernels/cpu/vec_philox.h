@@ -5,7 +5,7 @@
 #include "kernels/cpu/transpose.h"
 #include "kernels/philox.h"
 
-namespace onescale::cpu {
+namespace onescale::cpu::inline ONESCALE_ISA {
 
 // Of one register.
 typedef std::uint64_t Wide __attribute__((vector_size(register_bytes)));
@@ -20,7 +20,7 @@ struct Philox16Parts {
 };
 
 // The low halves of the lanes multiplied; the high halves are ignored.
-inline Wide multiply_low(Wide a, std::uint32_t b) {
+[[gnu::always_inline]] inline Wide multiply_low(Wide a, std::uint32_t b) {
 #if defined(__AVX512F__)
   return std::bit_cast<Wide>(_mm512_maskz_mul_epu32(0xff, std::bit_cast<__m512i>(a), _mm512_set1_epi64(b)));
 #elif defined(__AVX2__)
@@ -30,7 +30,7 @@ inline Wide multiply_low(Wide a, std::uint32_t b) {
 #endif
 }
 
-inline Philox16 philox16(const u16x (&counter)[4], std::uint64_t key) {
+[[gnu::always_inline]] inline Philox16 philox16(const u16x (&counter)[4], std::uint64_t key) {
   const auto from = std::bit_cast<Philox16Parts>(counter);
   Philox16Parts draw;
   for (int part = 0; part < parts; ++part) {
@@ -64,7 +64,7 @@ inline constexpr u16x group_order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 
 
 // The 64 words of a draw whose counter[0] is first_group + group_order, in the order of the elements they serve: lane l
 // of out.w[i] is for element 4 * first_group + 16 * i + l.
-inline Philox16 by_element(const Philox16& draw) {
+[[gnu::always_inline]] inline Philox16 by_element(const Philox16& draw) {
   auto by_part = std::bit_cast<Philox16Parts>(draw);
   for (int part = 0; part < parts; ++part) {
     uvec w[4];
@@ -75,4 +75,4 @@ inline Philox16 by_element(const Philox16& draw) {
   return std::bit_cast<Philox16>(by_part);
 }
 
-}  // namespace onescale::cpu
+}  // namespace onescale::cpu::inline ONESCALE_ISA

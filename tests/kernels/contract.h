@@ -24,12 +24,35 @@ struct Backend {
   std::function<std::unique_ptr<Device>(int threads, bool dry)> make;
 };
 inline std::vector<Backend> backends() {
-  return {{"cpu", make_cpu_device}};
+  std::vector<Backend> all;
+  for (const char* isa : {"v3", "v4"})
+    all.push_back({isa, [isa](int threads, bool dry) { return make_cpu_device(threads, dry, isa); }});
+  return all;
 }
+// Suites are made for all levels; those that this processor lacks are skipped.
+inline bool absent(const Backend& backend) {
+  const std::vector<std::string> levels = cpu_levels();
+  return std::find(levels.begin(), levels.end(), backend.name) == levels.end();
+}
+
+// A suite over backends.
+class Float32Contract : public testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override {
+    if (absent(GetParam())) GTEST_SKIP() << "this processor has no " << GetParam().name;
+  }
+  std::unique_ptr<Device> make(int threads = 2, bool dry = false) const { return GetParam().make(threads, dry); }
+};
+#define FLOAT32_CONTRACT_SUITE(suite)                                                          \
+  INSTANTIATE_TEST_SUITE_P(Contract, suite, testing::ValuesIn(onescale::contract::backends()), \
+                           [](const auto& info) { return info.param.name; })
 
 // A suite over backends and storage types.
 class Contract : public testing::TestWithParam<std::tuple<Backend, DType>> {
  protected:
+  void SetUp() override {
+    if (absent(std::get<0>(GetParam()))) GTEST_SKIP() << "this processor has no " << std::get<0>(GetParam()).name;
+  }
   std::unique_ptr<Device> make(int threads = 2, bool dry = false) const {
     return std::get<0>(GetParam()).make(threads, dry);
   }

@@ -4,9 +4,8 @@
 namespace onescale::contract {
 namespace {
 
-class Optimizer : public testing::TestWithParam<Backend> {};
-INSTANTIATE_TEST_SUITE_P(Contract, Optimizer, testing::ValuesIn(backends()),
-                         [](const auto& info) { return info.param.name; });
+class Optimizer : public Float32Contract {};
+FLOAT32_CONTRACT_SUITE(Optimizer);
 
 struct State {
   Values w, m, v;
@@ -29,7 +28,7 @@ void reference(State& s, const Values& g, const AdamW& a) {
 // each.
 TEST_P(Optimizer, AdamWFollowsItsFormula) {
   for (const std::int64_t n : {1, 37, 4096, 10001}) {
-    const auto device = GetParam().make(2, false);
+    const auto device = make(2, false);
     State want{randoms(n, 1), Values(static_cast<std::size_t>(n), 0.0), Values(static_cast<std::size_t>(n), 0.0)};
     const Values start = want.w;
     const Tensor w = put(*device, DType::float32, {n}, want.w), m = put(*device, DType::float32, {n}, want.m),
@@ -53,7 +52,7 @@ TEST_P(Optimizer, AdamWFollowsItsFormula) {
 
 // The first step of Adam is lr times the sign of the gradient, whatever its size.
 TEST_P(Optimizer, AdamWFirstStepIsTheSign) {
-  const auto device = GetParam().make(1, false);
+  const auto device = make(1, false);
   const Tensor w = put(*device, DType::float32, {4}, {1, 1, 1, 1}),
                m = device->allocate(Kind::optimizer, DType::float32, {4}),
                v = device->allocate(Kind::optimizer, DType::float32, {4}),
@@ -67,7 +66,7 @@ TEST_P(Optimizer, AnyShardingAndThreadsGiveTheSameBits) {
   const std::int64_t n = 9001;
   const AdamW settings{0.003f, 0.9f, 0.95f, 1e-8f, 0.1f, 3, 0.7f};
   const auto run = [&](int threads, const std::vector<std::int64_t>& cuts, bool adam) {
-    const auto device = GetParam().make(threads, false);
+    const auto device = make(threads, false);
     const Tensor w = put(*device, DType::float32, {n}, randoms(n, 1)),
                  m = put(*device, DType::float32, {n}, randoms(n, 2)),
                  g = put(*device, DType::float32, {n}, randoms(n, 4));
@@ -94,7 +93,7 @@ TEST_P(Optimizer, AnyShardingAndThreadsGiveTheSameBits) {
 
 TEST_P(Optimizer, SgdFollowsItsFormula) {
   const std::int64_t n = 5003;
-  const auto device = GetParam().make(2, false);
+  const auto device = make(2, false);
   const Values start = randoms(n, 1), g = randoms(n, 2);
   const Tensor w = put(*device, DType::float32, {n}, start), compute = garbage(*device, DType::bfloat16, {n});
   device->sgd(w, put(*device, DType::float32, {n}, g), compute, 0.1f, 0.01f, 0.5f);
@@ -106,14 +105,14 @@ TEST_P(Optimizer, SgdFollowsItsFormula) {
 
 // lr 1 without decay is how a gradient is read back from a weight change: exact where the difference is.
 TEST_P(Optimizer, SgdWithRateOneSubtractsTheGradient) {
-  const auto device = GetParam().make(2, false);
+  const auto device = make(2, false);
   const Tensor w = put(*device, DType::float32, {3}, {1, 2, 3});
   device->sgd(w, put(*device, DType::float32, {3}, {0.25, -0.5, 4}), {}, 1, 0, 1);
   EXPECT_EQ(get(*device, w), (Values{0.75, 2.5, -1}));
 }
 
 TEST_P(Optimizer, RefusesWhatDoesNotFit) {
-  const auto device = GetParam().make(1, false);
+  const auto device = make(1, false);
   const Tensor a = device->allocate(Kind::workspace, DType::float32, {4}),
                b = device->allocate(Kind::workspace, DType::float32, {5});
   const AdamW settings{0.1f, 0.9f, 0.95f, 1e-8f, 0, 1, 1};

@@ -6,8 +6,6 @@
 #include <random>
 #include <tuple>
 
-#include "kernels/cpu/vec_philox.h"
-
 namespace onescale {
 namespace {
 
@@ -17,29 +15,6 @@ TEST(Philox, GivesTheKnownAnswers) {
   EXPECT_EQ(philox({~0u, ~0u, ~0u, ~0u}, ~std::uint64_t{0}), (Philox{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, 0x299f31d0a4093822),
             (Philox{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
-}
-
-TEST(Philox, SixteenAtOnceEqualOneAtATime) {
-  std::mt19937 engine(1);
-  for (int trial = 0; trial < 100; ++trial) {
-    cpu::u16x counter[4];
-    for (auto& word : counter) {
-      for (int i = 0; i < cpu::lanes; ++i) word[i] = static_cast<std::uint32_t>(engine());
-    }
-    const std::uint64_t key = static_cast<std::uint64_t>(engine()) << 32 | engine();
-    const cpu::Philox16 draw = cpu::philox16(counter, key);
-    for (int i = 0; i < cpu::lanes; ++i) {
-      const Philox want = philox({counter[0][i], counter[1][i], counter[2][i], counter[3][i]}, key);
-      for (std::size_t k = 0; k < 4; ++k) ASSERT_EQ(draw.w[k][i], want[k]) << "lane " << i << " word " << k;
-    }
-  }
-}
-
-TEST(Philox, WordsComeInTheOrderOfTheirElements) {
-  cpu::u16x counter[4] = {cpu::group_order + 160, {}, {}, {}};
-  const cpu::Philox16 words = cpu::by_element(cpu::philox16(counter, 5));
-  for (std::uint32_t e = 0; e < 64; ++e)
-    ASSERT_EQ(words.w[e / 16][e % 16], philox({160 + e / 4, 0, 0, 0}, 5)[e % 4]) << e;
 }
 
 using Key = std::tuple<std::uint32_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::uint32_t>;

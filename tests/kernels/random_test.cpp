@@ -6,9 +6,8 @@
 namespace onescale::contract {
 namespace {
 
-class RandomNormal : public testing::TestWithParam<Backend> {};
-INSTANTIATE_TEST_SUITE_P(Contract, RandomNormal, testing::ValuesIn(backends()),
-                         [](const auto& info) { return info.param.name; });
+class RandomNormal : public Float32Contract {};
+FLOAT32_CONTRACT_SUITE(RandomNormal);
 
 Values draw(Device& device, std::int64_t n, std::uint64_t seed, std::int64_t tensor, std::int64_t first,
             float stddev = 1) {
@@ -29,7 +28,7 @@ double expected(std::uint64_t seed, std::uint32_t tensor, std::int64_t index) {
 }
 
 TEST_P(RandomNormal, IsAFunctionOfSeedTensorAndIndex) {
-  const auto device = GetParam().make(2, false);
+  const auto device = make(2, false);
   for (const std::int64_t first :
        {std::int64_t{0}, std::int64_t{3}, (std::int64_t{1} << 34) - 2}) {  // the last crosses into the high word
     const Values got = draw(*device, 11, 0x123456789abcdef0, 5, first, 0.02f);
@@ -41,10 +40,10 @@ TEST_P(RandomNormal, IsAFunctionOfSeedTensorAndIndex) {
 }
 
 TEST_P(RandomNormal, AnySliceAndAnyThreadsGiveTheSameBits) {
-  const auto one = GetParam().make(1, false);
+  const auto one = make(1, false);
   const Values whole = draw(*one, 1001, 7, 3, 0);
   for (int threads = 2; threads <= 3; ++threads) {
-    const auto device = GetParam().make(threads, false);
+    const auto device = make(threads, false);
     EXPECT_EQ(draw(*device, 1001, 7, 3, 0), whole);
     for (const std::int64_t cut : {1, 2, 3, 4, 500, 999}) {
       Values parts = draw(*device, cut, 7, 3, 0);
@@ -58,7 +57,7 @@ TEST_P(RandomNormal, AnySliceAndAnyThreadsGiveTheSameBits) {
 // Of n = 2^18 normal numbers the mean has a standard deviation of 1/sqrt(n), the variance sqrt(2/n), the fourth moment
 // sqrt(96/n), the correlation of neighbours 1/sqrt(n); five of them are allowed.
 TEST_P(RandomNormal, HasTheMomentsOfANormal) {
-  const auto device = GetParam().make(2, false);
+  const auto device = make(2, false);
   const std::int64_t n = 1 << 18;
   const Values z = draw(*device, n, 1, 2, 0), other_seed = draw(*device, n, 2, 2, 0),
                other_tensor = draw(*device, n, 1, 3, 0);
@@ -81,7 +80,7 @@ TEST_P(RandomNormal, HasTheMomentsOfANormal) {
 }
 
 TEST_P(RandomNormal, RefusesOtherTypes) {
-  const auto device = GetParam().make(1, false);
+  const auto device = make(1, false);
   const Tensor t = device->allocate(Kind::workspace, DType::bfloat16, {4});
   EXPECT_EQ(sentence([&] { device->random_normal(t, 1, 1, 0, 1); }),
             "random_normal: dst is bfloat16 [4], expected 4 contiguous elements of float32");

@@ -1,13 +1,11 @@
-// Sums in float64, and the column sums that gradients of biases share.
-#include "kernels/cpu/column_sum.h"
+// Sums in float64, and sums of pieces.
 #include "tests/kernels/contract.h"
 
 namespace onescale::contract {
 namespace {
 
-class Reduce : public testing::TestWithParam<Backend> {};
-INSTANTIATE_TEST_SUITE_P(Contract, Reduce, testing::ValuesIn(backends()),
-                         [](const auto& info) { return info.param.name; });
+class Reduce : public Float32Contract {};
+FLOAT32_CONTRACT_SUITE(Reduce);
 
 // Sums of up to 1e5 terms in float64: 1e-12 relative to the sum of magnitudes, far above rounding.
 TEST_P(Reduce, SumsInFloat64) {
@@ -17,7 +15,7 @@ TEST_P(Reduce, SumsInFloat64) {
     for (const double v : x) sum += v, squares += v * v, size += std::abs(v);
     std::vector<Values> results;
     for (int threads = 1; threads <= 3; ++threads) {
-      const auto device = GetParam().make(threads, false);
+      const auto device = make(threads, false);
       const Tensor t = put(*device, DType::float32, {n}, x), out = garbage(*device, DType::float64, {1});
       device->sum(out, t, Write::overwrite);
       const double first = get(*device, out)[0];
@@ -34,7 +32,7 @@ TEST_P(Reduce, SumsInFloat64) {
 
 // One large value among small ones that float32 would lose, and squares beyond its range.
 TEST_P(Reduce, LosesNothingToFloat32) {
-  const auto device = GetParam().make(2, false);
+  const auto device = make();
   Values x(20000, 1.0);
   x[5000] = 1e10;
   const Tensor t = put(*device, DType::float32, {20000}, x),
@@ -47,14 +45,14 @@ TEST_P(Reduce, LosesNothingToFloat32) {
 }
 
 TEST_P(Reduce, NothingSumsToZero) {
-  const auto device = GetParam().make(2, false);
+  const auto device = make();
   const Tensor out = garbage(*device, DType::float64, {1});
   device->sum(out, device->allocate(Kind::workspace, DType::float32, {0}), Write::overwrite);
   EXPECT_EQ(get(*device, out)[0], 0);
 }
 
 TEST_P(Reduce, RefusesOtherTypes) {
-  const auto device = GetParam().make(1, false);
+  const auto device = make(1, false);
   const Tensor x = device->allocate(Kind::workspace, DType::bfloat16, {4}),
                out = device->allocate(Kind::workspace, DType::float64, {1});
   EXPECT_EQ(sentence([&] { device->sum(out, x, Write::overwrite); }),
@@ -102,36 +100,6 @@ TEST_P(Pieces, RefusesOtherSizesAndTypes) {
   EXPECT_NE(sentence([&] { device->sum_pieces(out, {a, b}, Write::overwrite); }), "");
   EXPECT_NE(sentence([&] { device->sum_pieces(wide, {a}, Write::overwrite); }), "");
   EXPECT_NE(sentence([&] { device->sum_pieces(wide, {wide}, Write::overwrite); }), "");
-}
-
-template <class T>
-Values column_sums(const Values& x, std::int64_t n, std::int64_t C, std::int64_t stride, Write write, int threads) {
-  std::vector<T> stored(x.size());
-  for (std::size_t i = 0; i < x.size(); ++i) cpu::put(stored[i], static_cast<float>(x[i]));
-  std::vector<float> out(static_cast<std::size_t>(C), 2.0f);
-  cpu::column_sum(out.data(), stored.data(), n, C, stride, write, threads);
-  return Values(out.begin(), out.end());
-}
-
-// Blocks of 32 rows keep the error of a sum of n terms near sqrt(n / 32) units of 2^-24.
-TEST(ColumnSum, AddsEveryRow) {
-  for (const std::int64_t C : {1, 37, 48, 128, 300}) {
-    for (const std::int64_t n : {0, 1, 13, 32, 33, 1000}) {
-      const std::int64_t stride = C + 5;
-      const Values x = randoms(n * stride, 4, DType::bfloat16);
-      Values want(static_cast<std::size_t>(C), 0.0);
-      for (std::int64_t i = 0; i < n; ++i) {
-        for (std::int64_t c = 0; c < C; ++c)
-          want[static_cast<std::size_t>(c)] += x[static_cast<std::size_t>(i * stride + c)];
-      }
-      const Values got = column_sums<float>(x, n, C, stride, Write::overwrite, 1);
-      EXPECT_LT(relative_error(got, want), 1e-6) << n << " " << C;
-      EXPECT_EQ(column_sums<float>(x, n, C, stride, Write::overwrite, 3), got);
-      EXPECT_EQ(column_sums<bf16>(x, n, C, stride, Write::overwrite, 2), got);
-      for (double& v : want) v += 2;
-      EXPECT_LT(relative_error(column_sums<float>(x, n, C, stride, Write::accumulate, 2), want), 1e-6);
-    }
-  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "model/hf_files.h"
 #include "model/parameters.h"
 #include "parallel/zero.h"
+#include "tests/levels.h"
 
 namespace onescale {
 namespace {
@@ -19,7 +20,7 @@ struct Model {
         table(gpt_bigcode_table(config)),
         mesh(Mesh::single()),
         place(table, mesh->layout),
-        device(make_cpu_device(2, false)),
+        device(make_cpu_device(2, false, test_isa())),
         weights(make_weights(*device, *mesh, place, {0, {}, dtype})),
         model(*device, *mesh, config, SpMode::ulysses, 1, 16, dtype, Recompute::none, false) {
     const ModelReader reader(dir, config, table);

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "kernels/cpu/vec.h"
+#include "kernels/bfloat16.h"
 #include "parallel/layout.h"
 #include "tests/ranks/ranks.h"
 #include "tests/temp_dir.h"
@@ -37,7 +37,7 @@ struct Buffer {
       case DType::int64:
         return static_cast<double>(tensor.as<std::int64_t>()[i]);
       case DType::bfloat16:
-        return cpu::to_float(tensor.as<bf16>()[i]);
+        return to_float(tensor.as<bf16>()[i]);
     }
     return 0;
   }
@@ -56,7 +56,7 @@ struct Buffer {
         tensor.as<std::int64_t>()[i] = static_cast<std::int64_t>(value);
         break;
       case DType::bfloat16:
-        cpu::put(tensor.as<bf16>()[i], static_cast<float>(value));
+        put(tensor.as<bf16>()[i], static_cast<float>(value));
         break;
     }
   }
@@ -104,16 +104,16 @@ TEST(Ranks, AllReduceSums) {
 TEST(Ranks, BFloat16IsAddedInFloat32AndRoundedOnce) {
   const int R = all().size();
   bf16 expected;
-  cpu::put(expected, 256.0f + static_cast<float>(R - 1));
+  put(expected, 256.0f + static_cast<float>(R - 1));
   Buffer x(DType::bfloat16, 9);
   x.fill([](auto) { return all().rank() == 0 ? 256 : 1; });
   std::vector<Buffer> in(at(R), x);
   for (Buffer& b : in) b.tensor.data = b.memory.data();
   Buffer out(DType::bfloat16, 9);
   all().reduce_scatter(out.tensor, views(in))->wait();
-  out.expect([&](auto) { return cpu::to_float(expected); }, "reduce_scatter");
+  out.expect([&](auto) { return to_float(expected); }, "reduce_scatter");
   all().all_reduce(x.tensor)->wait();
-  x.expect([&](auto) { return cpu::to_float(expected); }, "all_reduce");
+  x.expect([&](auto) { return to_float(expected); }, "all_reduce");
 }
 
 TEST(Ranks, ReduceScatterOfUnevenPieces) {
@@ -233,12 +233,12 @@ TEST(RanksSlow, CountsBeyond32Bits) {
   const Tensor x(memory.data(), DType::bfloat16, {n});
   const auto expect = [&](std::int64_t begin, std::int64_t end, int base, int factor) {
     for (std::int64_t i = begin; i < end; ++i) {
-      ASSERT_EQ(cpu::to_float(memory[static_cast<std::size_t>(i)]), static_cast<float>(base + factor * (i % 13))) << i;
+      ASSERT_EQ(to_float(memory[static_cast<std::size_t>(i)]), static_cast<float>(base + factor * (i % 13))) << i;
     }
   };
   const int R = all().size(), me = all().rank();
   for (std::int64_t i = 0; i < n; ++i) {
-    cpu::put(memory[static_cast<std::size_t>(i)], static_cast<float>(me + i % 13));
+    put(memory[static_cast<std::size_t>(i)], static_cast<float>(me + i % 13));
   }
   all().all_reduce(x)->wait();
   expect(0, n, R * (R - 1) / 2, R);
@@ -247,13 +247,13 @@ TEST(RanksSlow, CountsBeyond32Bits) {
   std::vector<Tensor> pieces = {x.slice(0, 0, large)};
   for (int r = 1; r < R; ++r) pieces.push_back(x.slice(0, large + 4 * (r - 1), large + 4 * r));
   const Tensor mine = pieces[at(me)];
-  for (std::int64_t i = 0; i < n; ++i) cpu::put(memory[static_cast<std::size_t>(i)], -1);
-  for (std::int64_t i = 0; i < mine.numel(); ++i) cpu::put(mine.as<bf16>()[i], static_cast<float>(100 * me + i % 13));
+  for (std::int64_t i = 0; i < n; ++i) put(memory[static_cast<std::size_t>(i)], -1);
+  for (std::int64_t i = 0; i < mine.numel(); ++i) put(mine.as<bf16>()[i], static_cast<float>(100 * me + i % 13));
   all().all_gather(pieces, mine)->wait();
   expect(0, large, 0, 1);
   for (int r = 1; r < R; ++r) {
     for (int i = 0; i < 4; ++i) {
-      EXPECT_EQ(cpu::to_float(pieces[at(r)].as<bf16>()[i]), static_cast<float>(100 * r + i));
+      EXPECT_EQ(to_float(pieces[at(r)].as<bf16>()[i]), static_cast<float>(100 * r + i));
     }
   }
 }

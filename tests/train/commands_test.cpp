@@ -15,6 +15,7 @@ TEST(GradientsCommandGolden, WritesLossNormGradientsAndLogits) {
     options.batch = golden.dir + "/batch.safetensors";
     options.out = scratch / (std::string(name) + ".safetensors");
     options.logits = true;
+    options.isa = test_isa();
     options.micro_batch = 0;
     World world;
     ASSERT_EQ(gradients_command(options, world), 0);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/levels.h"
 #include "train/session.h"
 
 namespace onescale {

@@ -13,7 +13,9 @@ namespace {
 struct Trial {
   Trial(const Golden& golden, const StepSettings& settings) : Trial(golden, settings, golden.source.config()) {}
   Trial(const Golden& golden, const StepSettings& settings, const ModelConfig& config)
-      : device(make_cpu_device(2, false)), weights(*device, *mesh, config, settings.zero), step(weights, settings) {
+      : device(make_cpu_device(2, false, test_isa())),
+        weights(*device, *mesh, config, settings.zero),
+        step(weights, settings) {
     weights.load(golden.source.fetch());
   }
   std::vector<float> read(std::size_t i, const Assembly::Source& source) {

@@ -77,6 +77,29 @@ class TrainingRuns : public testing::Test {
 TempDir* TrainingRuns::dir = nullptr;
 std::string TrainingRuns::root;
 
+// A run goes on bitwise on a processor with other vectors: one at v3, one at v4, one that changes in the middle. Sizes
+// over which products cut their sums, and tails that fill no vector.
+TEST_F(TrainingRuns, LevelsGiveTheSameBits) {
+  if (cpu_levels().size() < 2) GTEST_SKIP() << "this processor has one level alone";
+  for (const bool multi_query : {true, false}) {
+    const auto wide = [&](const std::string& run, const char* isa) {
+      Options o = options(str(run, multi_query));
+      o.isa = isa;
+      o.multi_query = multi_query;
+      o.n_embd = 51, o.n_inner = 1600;
+      return o;
+    };
+    ASSERT_EQ(train_command(wide("at_v3_", "v3"), world), 0);
+    ASSERT_EQ(train_command(wide("at_v4_", "v4"), world), 0);
+    Options first = wide("at_both_", "v3");
+    first.stop_after = 5;
+    ASSERT_EQ(train_command(first, world), 75);
+    ASSERT_EQ(train_command(wide("at_both_", "v4"), world), 0);
+    for (const char* run : {"at_v4_", "at_both_"})
+      expect_same_run(str("at_v3_", multi_query), str(run, multi_query), "step-00000010");
+  }
+}
+
 TEST_F(TrainingRuns, ResumeIsBitwiseInWeightsMomentsAndMetrics) {
   EXPECT_EQ(TrainingRun(options("whole"), world).run(), 0);
   for (const std::int64_t stop : {5, 7}) {  // at a checkpoint that is due, and between two
