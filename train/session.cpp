@@ -1,12 +1,12 @@
 #include "train/session.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <iomanip>
+#include <map>
 #include <numeric>
 
 #include "kernels/error.h"
@@ -14,21 +14,44 @@
 
 namespace onescale {
 
+Place Place::here() {
+  Place here{};
+  gethostname(here.host, sizeof here.host - 1);
+  sched_getaffinity(0, sizeof here.cpus, &here.cpus);
+  return here;
+}
+
 Options of_rank(Options options, Communicator& world) {
   if (options.threads > 0 || options.device == "cuda" || world.size() == 1) return options;
   // Ranks that the launcher has bound to CPUs of their own keep them; others share.
-  struct Place {
-    char host[256];
-    cpu_set_t cpus;
-  } mine{};
-  gethostname(mine.host, sizeof mine.host - 1);
-  sched_getaffinity(0, sizeof mine.cpus, &mine.cpus);
+  const Place mine = Place::here();
   const std::vector<Place> all = world.exchange(mine);
   const auto sharing = std::count_if(all.begin(), all.end(), [&](const Place& place) {
-    return std::string_view(place.host) == mine.host && CPU_EQUAL(&place.cpus, &mine.cpus);
+    return place.host_name() == mine.host_name() && CPU_EQUAL(&place.cpus, &mine.cpus);
   });
   options.threads = std::max<std::int64_t>(1, available_threads() / sharing);
   return options;
+}
+
+double combined_peak(const std::vector<RankPeak>& ranks) {
+  struct Host {
+    cpu_set_t cpus{};
+    std::int64_t threads = 0, ranks = 0;
+    double of_a_core = 0;
+  };
+  std::map<std::string_view, Host> hosts;
+  for (const RankPeak& rank : ranks) {
+    Host& host = hosts[rank.place.host_name()];
+    const std::int64_t own = std::min<std::int64_t>(rank.threads, CPU_COUNT(&rank.place.cpus));
+    CPU_OR(&host.cpus, &host.cpus, &rank.place.cpus);
+    host.threads += own, ++host.ranks;
+    host.of_a_core += rank.flops / static_cast<double>(own);
+  }
+  double sum = 0;
+  for (const auto& [name, host] : hosts)
+    sum += host.of_a_core / static_cast<double>(host.ranks) *
+           static_cast<double>(std::min<std::int64_t>(host.threads, CPU_COUNT(&host.cpus)));
+  return sum;
 }
 
 Layout layout_of(const Options& options, const Communicator& world) {

@@ -1,6 +1,8 @@
 // What the commands share: the device, the model's sizes, and where weights come from.
 #pragma once
 
+#include <sched.h>
+
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,6 +13,23 @@
 #include "train/step.h"
 
 namespace onescale {
+
+// The CPUs that a rank may use.
+struct Place {
+  char host[256];
+  cpu_set_t cpus;
+  static Place here();
+  std::string_view host_name() const { return host; }
+};
+
+// What a rank's device measured with this many threads; and what all can do together: a core that several ranks share
+// does its work once, and threads beyond a rank's CPUs add nothing. FLOP/s.
+struct RankPeak {
+  Place place;
+  std::int64_t threads;
+  double flops;
+};
+double combined_peak(const std::vector<RankPeak>& ranks);
 
 // The options of one of several ranks: threads 0 becomes its share of the CPUs that ranks of this machine have
 // together. Collective.

@@ -182,8 +182,9 @@ void TrainingRun::allocate() {
                      capacity = prompt_.empty() ? 0 : std::max<std::int64_t>(2, samples),
                      micro_batches = options_.global_batch / layout_.dp / options_.micro_batch;
   std::string memory;
+  const Options own = of_rank(options_, world_.communicator());
   device_ = planned_device(
-      of_rank(options_, world_.communicator()), layout_,
+      own, layout_,
       [&](Device& dry, Mesh& groups) { Buffers(dry, groups, config_, settings, capacity).run_empty(micro_batches); },
       &memory);
   if (layout_.world() > 1) say("layout       ", layout_.text(), ", zero ", options_.zero);
@@ -195,7 +196,8 @@ void TrainingRun::allocate() {
       " epochs in ", options_.steps, " steps of ", options_.global_batch, " rows");
   say("memory\n" + memory);
   buffers_ = std::make_unique<Buffers>(*device_, *mesh_, config_, settings, capacity);
-  for (const double peak : world_.communicator().exchange(device_->peak_flops())) peak_flops_ += peak;
+  const std::int64_t threads = own.threads > 0 ? own.threads : available_threads();
+  peak_flops_ = combined_peak(world_.communicator().exchange(RankPeak{Place::here(), threads, device_->peak_flops()}));
 }
 
 void TrainingRun::restore() {
