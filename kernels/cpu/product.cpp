@@ -13,7 +13,7 @@ namespace {
 
 using std::int64_t;
 
-constexpr int64_t max_depth = 768;   // k in one pass: a panel of b and one of a then stay in the second cache
+constexpr int64_t max_depth = 384;   // k in one pass: a panel of b and one of a then stay in the second cache
 constexpr int64_t fetching = 16;     // tiles that fetch lines of the next group
 constexpr int64_t group_lanes = 64;  // rows or columns that a thread packs at a time
 
@@ -21,65 +21,56 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// What a tile does beside its sums, whose arithmetic hides it: it packs an operand that it is the first to read, or
-// fetches lines of memory that will be packed soon.
-enum class Also : int { nothing, packs_a, packs_b, fetches };
-
-// The sums over `depth` of k that a tile computes, of a panel of a and one of b.
+// The sums over `depth` of k that a tile computes, of a panel of a and one of b. Beside them it may fetch lines of
+// memory that will be packed soon, a line for every four k, so that those on their way stay few: (i % 16, i / 16) lies
+// at from
+// + i % 16 * row + i / 16 * line bytes. Its arithmetic hides that.
 struct Step {
   int64_t k, depth;
   const float *a = nullptr, *b = nullptr;
-  Also also = Also::nothing;
-  // A tile that packs reads a or b where it lies, `stride` apart, and writes `panel`.
-  float* panel = nullptr;
-  int64_t stride = 0;
-  // One that fetches takes a line for every four k, so that those on their way stay few: (i % 16, i / 16) lies at
-  // from + i % 16 * row + i / 16 * line bytes.
   const char* from = nullptr;
   int64_t row = 0, line = 0;
 };
 
+// sum + x y. Left to itself GCC 12 renames sums where k is unrolled, with copies and spills.
+[[gnu::always_inline]] inline vec add_product(vec sum, vec x, vec y) {
+  asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+  return sum;
+}
+
 // c [rows, 2 vectors] = the sums plus add (null: nothing; a bias has stride 0).
-template <int rows, Also also>
+template <int rows, bool fetches>
 void tile(const Step& s, float* c, int64_t c_row, const float* add, int64_t add_row) {
   vec sum[rows][2] = {};
   const float *a = s.a, *b = s.b;
-  [[maybe_unused]] float* panel = s.panel;
-  const int64_t stride = s.stride, a_step = also == Also::packs_a ? stride : width,
-                b_step = also == Also::packs_b ? stride : tile_columns;
-  const auto multiply = [&](int64_t k) __attribute__((always_inline)) {
-    const vec b0 = get(b), b1 = get(b + width);
-    if constexpr (also == Also::packs_a) {
-      set(panel, get(a));
-      panel += width;
-      __builtin_prefetch(a + ahead * stride);
-      __builtin_prefetch(a + ahead * stride + width - 1);
-    } else if constexpr (also == Also::packs_b) {
-      set(panel, b0);
-      set(panel + width, b1);
-      panel += tile_columns;
-      __builtin_prefetch(b + ahead * stride);
-      __builtin_prefetch(b + ahead * stride + tile_columns - 1);
-    } else if constexpr (also == Also::fetches) {
-      __builtin_prefetch(s.from + k / 4 % 16 * s.row + k / 64 * s.line, 0, 2);
-    }
+  const auto multiply = [&](int64_t i) __attribute__((always_inline)) {
+    const vec b0 = get(b + i * tile_columns), b1 = get(b + i * tile_columns + width);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
-      const vec x = a[r] - vec{};
-      sum[r][0] += x * b0;
-      sum[r][1] += x * b1;
+      const vec x = a[i * width + r] - vec{};
+      sum[r][0] = add_product(sum[r][0], x, b0);
+      sum[r][1] = add_product(sum[r][1], x, b1);
     }
-    a += a_step, b += b_step;
+  };
+  const auto multiply_4 = [&](int64_t k) __attribute__((always_inline)) {
+    if constexpr (fetches) __builtin_prefetch(s.from + (k >> 2 & 15) * s.row + (k >> 6) * s.line, 0, 2);
+    multiply(0), multiply(1), multiply(2), multiply(3);
+    a += 4 * width, b += 4 * tile_columns;
   };
   // The lines of c are fetched one by one: at once, they would leave no room for others on their way.
-  const int64_t first = std::min<int64_t>(s.depth, 32);
+  const int64_t whole = s.depth & ~int64_t{3}, first = std::min<int64_t>(whole, 4 * rows);
+  const float* line = c;
+  int64_t k = 0;
 #pragma GCC unroll 1
-  for (int64_t k = 0; k < first; ++k) {
-    __builtin_prefetch(c + k % 16 * c_row + k / 16 * width, 1);
-    multiply(k);
+  for (; k < first; k += 4, line += c_row) {
+    __builtin_prefetch(line, 1);
+    __builtin_prefetch(line + tile_columns - 1, 1);
+    multiply_4(k);
   }
 #pragma GCC unroll 1
-  for (int64_t k = first; k < s.depth; ++k) multiply(k);
+  for (; k < whole; k += 4) multiply_4(k);
+#pragma GCC unroll 1
+  for (; k < s.depth; ++k, a += width, b += tile_columns) multiply(0);
   if (add != nullptr) {
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
@@ -96,12 +87,11 @@ void tile(const Step& s, float* c, int64_t c_row, const float* add, int64_t add_
 
 using Tile = void (*)(const Step&, float*, int64_t, const float*, int64_t);
 
-constexpr int ways = 4;  // values of Also
 template <int... i>
 constexpr std::array<Tile, sizeof...(i)> every_tile(std::integer_sequence<int, i...> /*all*/) {
-  return {tile<i / ways + 1, static_cast<Also>(i % ways)>...};
+  return {tile<i / 2 + 1, i % 2 == 1>...};
 }
-constexpr auto tiles = every_tile(std::make_integer_sequence<int, tile_rows * ways>());
+constexpr auto tiles = every_tile(std::make_integer_sequence<int, 2 * tile_rows>());
 
 // The part [M, N] of a product, the work of one thread. One operand is packed whole; the other in groups of panels,
 // just before they are used.
@@ -138,46 +128,25 @@ class Part {
     c_ = c, accumulate_ = accumulate;
     result_ = product_.output == DType::float32 ? static_cast<float*>(c) : scratch;
     result_row_ = product_.output == DType::float32 ? product_.N : columns_.total;
-    // A tile that packs reads whole vectors, so they must exist.
-    const auto by_tile = [](const Operand& from, const Panels& panels, int64_t p) {
-      return std::is_same_v<T, float> && from.row == 1 && panels.begin(p) + panels.lanes <= panels.total;
-    };
     for (int64_t k = 0; k < product_.K; k += depth_) {
       const int64_t depth = std::min(depth_, product_.K - k);
       const T* const whole_data = static_cast<const T*>(from_whole.data) + k * from_whole.step;
       const T* const grouped_data = static_cast<const T*>(from_grouped.data) + k * from_grouped.step;
       for (int64_t first = 0, last; first < grouped().count; first = last) {
         last = std::min(first + group_, grouped().count);
-        const bool pack_group = by_tile(from_grouped, grouped(), last - 1);  // by the first tiles of the group
-        if (!pack_group)
-          pack(grouped_panels, grouped(), first, last, grouped_data, from_grouped.row, from_grouped.step, depth);
+        pack(grouped_panels, grouped(), first, last, grouped_data, from_grouped.row, from_grouped.step, depth);
         int64_t left = whole().count * (last - first);  // tiles
         for (int64_t w = 0; w < whole().count; ++w) {
           float* const whole_panel = whole_panels + w * whole().lanes * depth;
-          // The first group comes before the other operand is packed. A tile packs one operand.
-          const bool pack_whole = first == 0 && by_tile(from_whole, whole(), w) && !(w == 0 && pack_group);
-          if (first == 0 && !pack_whole)
-            pack(whole_panel, whole(), w, w + 1, whole_data, from_whole.row, from_whole.step, depth);
+          if (first == 0) pack(whole_panel, whole(), w, w + 1, whole_data, from_whole.row, from_whole.step, depth);
           for (int64_t g = first; g < last; ++g) {
-            --left;
             float* const grouped_panel = grouped_panels + (g - first) * grouped().lanes * depth;
-            const float *x = whole_panel, *y = grouped_panel;
-            Step step{.k = k, .depth = depth};
-            if constexpr (std::is_same_v<T, float>) {
-              if (w == 0 && pack_group) {
-                step.also = whole_a_ ? Also::packs_b : Also::packs_a;
-                step.panel = grouped_panel, step.stride = from_grouped.step;
-                y = grouped_data + grouped().begin(g);
-              } else if (g == first && pack_whole) {
-                step.also = whole_a_ ? Also::packs_a : Also::packs_b;
-                step.panel = whole_panel, step.stride = from_whole.step;
-                x = whole_data + whole().begin(w);
-              }
-            }
-            if (step.also == Also::nothing && left < fetching && last < grouped().count)
+            Step step{.k = k,
+                      .depth = depth,
+                      .a = whole_a_ ? whole_panel : grouped_panel,
+                      .b = whole_a_ ? grouped_panel : whole_panel};
+            if (--left < fetching && last < grouped().count)
               fetch(step, grouped_data + grouped().begin(last) * from_grouped.row, from_grouped, left);
-            step.a = whole_a_ ? x : y;
-            step.b = whole_a_ ? y : x;
             compute(step, whole_a_ ? w : g, whole_a_ ? g : w);
           }
         }
@@ -195,7 +164,6 @@ class Part {
     constexpr int64_t size = sizeof(T), line = 64;
     const int64_t part = which % 4;
     const char* p = reinterpret_cast<const char*>(data + which / 4 * (s.depth / 4) * operand.step);
-    s.also = Also::fetches;
     if (operand.row == 1)
       s.from = p + part * line, s.row = operand.step * size, s.line = 16 * operand.step * size;
     else
@@ -211,7 +179,7 @@ class Part {
     float* out = result_ + i * result_row_ + j;
     const float* add = adds_result ? out : bias_ == nullptr ? nullptr : bias_ + j;
     const int64_t add_row = adds_result ? result_row_ : 0;
-    const Tile tile = tiles.data()[(height - 1) * ways + static_cast<int>(s.also)];
+    const Tile tile = tiles.data()[(height - 1) * 2 + (s.from != nullptr)];
     if (columns == tile_columns && !rounded) return tile(s, out, result_row_, add, add_row);
     float sums[tile_rows * tile_columns];
     tile(s, sums, tile_columns, nullptr, 0);
@@ -248,7 +216,7 @@ struct Parts {
     const auto cut = [](int64_t size, int64_t n) {
       return std::min(size, ceil_div(ceil_div(size, n), tile_columns) * tile_columns);
     };
-    // What packing an element costs, in terms of its sums; next to nothing where tiles can do it.
+    // What packing an element costs, in terms of its sums.
     const auto packing = [&](const Operand& x) { return p.input == DType::float32 && x.row == 1 ? 2 : 8; };
     int64_t least = std::numeric_limits<int64_t>::max();
     for (int down = 1; down <= p.threads; ++down) {
