@@ -3,6 +3,7 @@
 // reduce, optimizer.
 #pragma once
 
+#include "kernels/cpu/product.h"
 #include "kernels/device.h"
 
 namespace onescale::cpu::inline ONESCALE_ISA {
@@ -91,6 +92,7 @@ class CpuDevice final : public Device {
 
   int threads_;
   bool dry_;
+  Bf16 bf16_ = fastest_bf16();
   bool reserved_ = false;  // before reserve_scratch() scratch grows as needed
   char* scratch_ = nullptr;
   std::int64_t scratch_bytes_ = 0;

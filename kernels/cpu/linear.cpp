@@ -37,7 +37,7 @@ void CpuDevice::linear(Tensor y, Tensor x, Tensor W, Tensor b) {
   const int64_t out = W.dim(0), in = W.dim(1), n = rows_of(x);
   expect("linear", {{"W", W, W.dtype, {out, in}}, {"x", x, W.dtype, n, in}, {"y", y, W.dtype, n, out}});
   if (!b.empty()) expect("linear", {{"b", b, W.dtype, {out}}});
-  const Product product{n, out, in, {x.data, in, 1}, {W.data, in, 1}, W.dtype, W.dtype, threads_};
+  const Product product{n, out, in, {x.data, in, 1}, {W.data, in, 1}, W.dtype, W.dtype, threads_, bf16_};
   Run run(*this, "linear", 2 * n * in * out, x.bytes() + W.bytes() + y.bytes(),
           n <= few_tokens ? 0 : product.scratch_bytes());
   if (!run) return;
@@ -56,8 +56,8 @@ void CpuDevice::linear_backward(Tensor dx, Tensor dW, Tensor db, Tensor dy, Tens
                 {"dx", dx, W.dtype, n, in},
                 {"dW", dW, DType::float32, {out, in}}});
   if (!db.empty()) expect(name, {{"db", db, DType::float32, {out}}});
-  const Product to_x{n, in, out, {dy.data, out, 1}, {W.data, 1, in}, W.dtype, W.dtype, threads_};
-  const Product to_W{out, in, n, {dy.data, 1, out}, {x.data, 1, in}, W.dtype, DType::float32, threads_};
+  const Product to_x{n, in, out, {dy.data, out, 1}, {W.data, 1, in}, W.dtype, W.dtype, threads_, bf16_};
+  const Product to_W{out, in, n, {dy.data, 1, out}, {x.data, 1, in}, W.dtype, DType::float32, threads_, bf16_};
   const bool accumulate = write == Write::accumulate;
   Run run(*this, name, 4 * n * in * out,
           dy.bytes() + x.bytes() + (accumulate ? 2 : 1) * dW.bytes() + dx.bytes() + W.bytes(),

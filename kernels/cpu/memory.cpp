@@ -46,8 +46,11 @@ std::string CpuDevice::describe() const {
   std::string line, model = "CPU";
   while (std::getline(info, line) && !line.starts_with("model name")) continue;
   if (const auto colon = line.find(": "); info && colon != std::string::npos) model = line.substr(colon + 2);
-  return str(model, ", x86-64-", register_bytes == 64 ? "v4, " : "v3, ", threads_,
-             threads_ == 1 ? " thread" : " threads");
+  const char* const level = register_bytes == 32        ? "x86-64-v3"
+                            : bf16_ == Bf16::converted ? "x86-64-v4"
+                            : bf16_ == Bf16::vectors   ? "x86-64-v4 with AVX512_BF16"
+                                                       : "x86-64-v4 with AMX";
+  return str(model, ", ", level, ", ", threads_, threads_ == 1 ? " thread" : " threads");
 }
 
 Tensor CpuDevice::allocate(Kind kind, DType dtype, std::initializer_list<std::int64_t> shape) {

@@ -206,37 +206,40 @@ class Part {
   int64_t result_row_ = 0;
 };
 
-// How threads share a product: parts that each packs for itself. They need not wait for each other, and cores that
-// share no cache do not exchange panels.
-struct Parts {
-  int64_t rows = 0, columns = 0, across, count, floats;
-  bool whole_a;
-
-  explicit Parts(const Product& p) {
-    const auto cut = [](int64_t size, int64_t n) {
-      return std::min(size, ceil_div(ceil_div(size, n), tile_columns) * tile_columns);
-    };
-    // What packing an element costs, in terms of its sums.
-    const auto packing = [&](const Operand& x) { return p.input == DType::float32 && x.row == 1 ? 2 : 8; };
-    int64_t least = std::numeric_limits<int64_t>::max();
-    for (int down = 1; down <= p.threads; ++down) {
-      const int64_t r = cut(p.M, down), c = cut(p.N, p.threads / down),
-                    cost = r * c + packing(p.a) * r + packing(p.b) * c;
-      if (cost < least) least = cost, rows = r, columns = c;
-    }
-    across = ceil_div(p.N, columns);
-    count = ceil_div(p.M, rows) * across;
-    whole_a = rows <= columns;
-    floats = ceil_div(Part(p, rows, columns, whole_a).floats(), width) * width;
-  }
-};
+// What packing an element costs.
+int64_t packing(const Product& p, const Operand& x) {
+  return p.input == DType::float32 && x.row == 1 ? 2 : 8;
+}
+Parts parts_of(const Product& p) {
+  return {p, packing(p, p.a), packing(p, p.b), tile_columns};
+}
+Part part_of(const Product& p, int64_t M, int64_t N) {
+  return {p, M, N, M <= N};
+}
+int64_t floats_of(const Product& p, const Parts& parts) {
+  return ceil_div(part_of(p, parts.rows, parts.columns).floats(), width) * width;
+}
 
 }  // namespace
 
+Parts::Parts(const Product& p, int64_t packing_a, int64_t packing_b, int64_t multiple) {
+  const auto cut = [&](int64_t size, int64_t n) {
+    return std::min(size, ceil_div(ceil_div(size, n), multiple) * multiple);
+  };
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int down = 1; down <= p.threads; ++down) {
+    const int64_t r = cut(p.M, down), c = cut(p.N, p.threads / down), cost = r * c + packing_a * r + packing_b * c;
+    if (cost < least) least = cost, rows = r, columns = c;
+  }
+  across = ceil_div(p.N, columns);
+  count = ceil_div(p.M, rows) * across;
+}
+
 int64_t Product::scratch_bytes() const {
   if (M == 0 || N == 0 || K == 0) return 0;
-  const Parts parts(*this);
-  return parts.count * parts.floats * size_of(DType::float32);
+  if (by_pairs()) return pairs_scratch_bytes();
+  const Parts parts = parts_of(*this);
+  return parts.count * floats_of(*this, parts) * size_of(DType::float32);
 }
 
 void Product::run(void* c, const void* bias, bool accumulate, char* scratch) const {
@@ -245,7 +248,9 @@ void Product::run(void* c, const void* bias, bool accumulate, char* scratch) con
     if (!accumulate) zero(static_cast<char*>(c), M * N * size_of(output), threads);
     return;
   }
-  const Parts parts(*this);
+  if (by_pairs()) return run_pairs(c, static_cast<const onescale::bf16*>(bias), accumulate, scratch);
+  const Parts parts = parts_of(*this);
+  const int64_t floats = floats_of(*this, parts);
   with_storage(input, [&]<class T>(T) {
     const auto at = [](const void* p, int64_t index) {
       return p == nullptr ? nullptr : static_cast<const T*>(p) + index;
@@ -253,10 +258,10 @@ void Product::run(void* c, const void* bias, bool accumulate, char* scratch) con
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t t = 0; t < parts.count; ++t) {
       const int64_t i = t / parts.across * parts.rows, j = t % parts.across * parts.columns;
-      Part part(*this, std::min(parts.rows, M - i), std::min(parts.columns, N - j), parts.whole_a);
+      Part part = part_of(*this, std::min(parts.rows, M - i), std::min(parts.columns, N - j));
       part.run(static_cast<char*>(c) + (i * N + j) * size_of(output), {at(a.data, i * a.row), a.row, a.step},
                {at(b.data, j * b.row), b.row, b.step}, at(bias, j), accumulate,
-               reinterpret_cast<float*>(scratch) + t * parts.floats);
+               reinterpret_cast<float*>(scratch) + t * floats);
     }
   });
 }
