@@ -76,7 +76,9 @@ EvalResult Evaluator::run(Batches& batches, const Tokenizer* tokenizer, std::int
 }
 
 void Evaluator::run_empty() {
-  add({});
+  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(micro_batch_ * seq_len_), 0);
+  model_.forward(sum_, {zeros.data(), zeros.data()}, weights_.units());
+  model_.run_head_empty();
 }
 
 int eval_command(const Options& options) {

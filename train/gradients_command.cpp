@@ -67,7 +67,7 @@ int gradients_command(const Options& options, World& world) {
     Step step(weights, settings);
     step.run_empty(rows / settings.micro_batch);
     if (options.logits)
-      Decoder(step.model(), T).append(std::span(batch.ids).first(static_cast<std::size_t>(T)), weights.units());
+      Decoder(step.model(), T).append(std::span(batch.ids).first(1), weights.units());
   });
   Mesh mesh(all, layout);
   ModelWeights weights(*device, mesh, config, settings.zero);

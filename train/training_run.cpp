@@ -51,13 +51,12 @@ TrainingRun::Buffers::Buffers(Device& device, Mesh& mesh, const ModelConfig& con
   if (sample_capacity > 0) decoder.emplace(step.model(), sample_capacity);
 }
 
-void TrainingRun::Buffers::run_empty(std::int64_t micro_batches) {
+void TrainingRun::Buffers::run_empty(std::int64_t micro_batches, std::span<const std::int32_t> prompt) {
   step.run_empty(micro_batches);
   evaluator.run_empty();
   if (!decoder) return;
-  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(decoder->capacity() - 1), 0);
-  decoder->append(zeros, weights.units());
-  decoder->append(std::span(zeros).first(1), weights.units());
+  decoder->append(prompt, weights.units());
+  decoder->append(prompt.first(1), weights.units());
 }
 
 TrainingRun::TrainingRun(const Options& options, World& world)
@@ -179,12 +178,14 @@ void TrainingRun::open_data() {
 void TrainingRun::allocate() {
   const StepSettings settings = step_settings(options_, seq_len_);
   const std::int64_t samples = std::min(std::ssize(prompt_) + options_.sample_tokens, config_.n_positions),
-                     capacity = prompt_.empty() ? 0 : std::max<std::int64_t>(2, samples),
+                     capacity = prompt_.empty() ? 0 : samples,
                      micro_batches = options_.global_batch / layout_.dp / options_.micro_batch;
   std::string memory;
   device_ = planned_device(
       of_rank(options_, world_.communicator()), layout_,
-      [&](Device& dry, Mesh& groups) { Buffers(dry, groups, config_, settings, capacity).run_empty(micro_batches); },
+      [&](Device& dry, Mesh& groups) {
+        Buffers(dry, groups, config_, settings, capacity).run_empty(micro_batches, prompt_);
+      },
       &memory);
   if (layout_.world() > 1) say("layout       ", layout_.text(), ", zero ", options_.zero);
   say("device       ", device_->describe());

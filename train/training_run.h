@@ -45,7 +45,7 @@ class TrainingRun {
   struct Buffers {
     Buffers(Device& device, Mesh& mesh, const ModelConfig& config, const StepSettings& settings,
             std::int64_t sample_capacity);
-    void run_empty(std::int64_t micro_batches);
+    void run_empty(std::int64_t micro_batches, std::span<const std::int32_t> prompt);
     ModelWeights weights;
     Step step;
     Evaluator evaluator;
