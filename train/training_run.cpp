@@ -131,6 +131,15 @@ Flat TrainingRun::settings() const {
 
 void TrainingRun::open_data() {
   tokenizer_ = tokenizer_in(options_.data);
+  if (source_) {
+    std::optional<Tokenizer> own = source_->tokenizer();
+    check_usage(!own || !tokenizer_ || own->hash() == tokenizer_->hash(), "the tokenizer in ", options_.data,
+                " is not that of ", source_->dir(), "; prepare the text with --tokenizer ", source_->dir(),
+                "/tokenizer.model");
+    if (!own && tokenizer_ && !checkpoint_)
+      say(source_->dir(), " has no tokenizer.model: that ", options_.data, " is of its tokenizer is not checked");
+    if (!tokenizer_) tokenizer_ = std::move(own);
+  }
   Vocabulary vocabulary;
   if (tokenizer_) vocabulary.hash = tokenizer_->hash();
   const std::int64_t tokenizer_size = tokenizer_ ? tokenizer_->vocab_size() : 0;
@@ -166,9 +175,6 @@ void TrainingRun::open_data() {
   }
   const std::string data_hash = str(std::hex, train_data_->hash());
   if (checkpoint_) {
-    const std::optional<Tokenizer> before = source_->tokenizer();
-    check_usage((before ? before->hash() : Vocabulary().hash) == vocabulary.hash, "the tokenizer in ", options_.data,
-                " is not the one that the run in ", options_.run_dir, " was begun with");
     check_usage(state_.data_hash == data_hash, options_.data, " is not the data that the run in ", options_.run_dir,
                 " was begun with (hash ", data_hash, ", not ", state_.data_hash, "); give that or another run_dir");
   }

@@ -69,6 +69,8 @@ class TrainingRun {
   bool due(std::int64_t every) const {
     return every > 0 && (state_.step % every == 0 || state_.step == options_.steps);
   }
+  void check_updated() const;
+  std::string way_back() const;  // what to do after steps that were not finite
   bool finished() const { return state_.step >= options_.steps; }
   template <class... Args>
   void say(const Args&... line) {
