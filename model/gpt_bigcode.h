@@ -33,6 +33,8 @@ class GptBigCode {
   void forward_backward(Tensor loss_sum, const MicroBatch& batch, Weights& weights, Gradients& gradients, float weight);
   // Forward without dropout.
   void forward(Tensor loss_sum, const MicroBatch& batch, Weights& weights);
+  // For a dry run, beside one of these: see Head::run_empty.
+  void run_head_empty() { head_.run_empty(); }
 
  private:
   friend class Decoder;  // which computes in the same buffers

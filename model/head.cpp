@@ -104,6 +104,16 @@ void Head::loss_backward(Tensor loss_sum, Tensor dx, Tensor x, Weights& weights,
   if (!config_.tie_word_embeddings) gradients.close(table_unit());
 }
 
+void Head::run_empty() {
+  const auto like_table = [&](DType type) { return Tensor(nullptr, type, {shard_.vocab, config_.n_embd}); };
+  const Tensor table = like_table(y_.dtype), dtable = like_table(DType::float32);
+  for (std::int64_t rows = 1; rows <= chunk_rows_; ++rows) {
+    const Tensor logits = logits_.slice(0, 0, rows), y = y_.slice(0, 0, rows);
+    dev_.linear(logits, y, table, {});
+    if (!dy_.empty()) dev_.linear_backward(dy_.slice(0, 0, rows), dtable, {}, logits, y, table, Write::overwrite);
+  }
+}
+
 void Head::last_logits(Tensor logits, Tensor x, Weights& weights) {
   const auto last = static_cast<std::int32_t>(x.dim(0) - 1);
   good_ = 1;

@@ -26,6 +26,9 @@ class Head {
   // to it.
   void loss_backward(Tensor loss_sum, Tensor dx, Tensor x, Weights& weights, Gradients& gradients, float weight);
 
+  // For a dry run: what any number of good tokens needs, which the labels decide. Fewer rows may need more scratch.
+  void run_empty();
+
   // The logits [tp * shard.vocab] of the last of the given rows x [n, C]; those from vocab_size on are padding.
   void last_logits(Tensor logits, Tensor x, Weights& weights);
 

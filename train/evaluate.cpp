@@ -14,7 +14,7 @@
 namespace onescale {
 
 double EvalResult::loss() const {
-  return good_tokens > 0 ? loss_sum / static_cast<double>(good_tokens) : 0;
+  return loss_sum / static_cast<double>(good_tokens);
 }
 
 double EvalResult::perplexity() const {
@@ -76,7 +76,9 @@ EvalResult Evaluator::run(Batches& batches, const Tokenizer* tokenizer, std::int
 }
 
 void Evaluator::run_empty() {
-  add({});
+  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(micro_batch_ * seq_len_), 0);
+  model_.forward(sum_, {zeros.data(), zeros.data()}, weights_.units());
+  model_.run_head_empty();
 }
 
 int eval_command(const Options& options) {
@@ -108,6 +110,8 @@ int eval_command(const Options& options) {
       Evaluator(weights, model, B, T).run(batches, tokenizer ? &*tokenizer : nullptr, options.eval_rows, [] {
         return false;
       });
+  check(result.good_tokens > 0, dataset.describe(), ", but the rows evaluated hold no target, every label is ignored; ",
+        "raise eval_rows, or prepare text that is to be predicted");
   check(std::isfinite(result.loss_sum), source.dir(), ": the loss is ", result.loss(), "; its weights are damaged");
   std::printf("%s on %s: %s\n", source.dir().c_str(), dataset.describe().c_str(), result.text().c_str());
   return 0;

@@ -14,7 +14,7 @@ struct EvalResult {
   std::int64_t good_tokens = 0;
   std::int64_t bytes = 0;  // of text that the good tokens stand for; 0 without a tokenizer
 
-  double loss() const;  // nats a token
+  double loss() const;  // nats a token; NaN where no token is good
   double perplexity() const;
   double bits_per_byte() const;  // NaN when no bytes are known
   std::string text() const;      // "loss 2.1034 (perplexity 8.19, 0.91 bits per byte) on 40960 tokens"

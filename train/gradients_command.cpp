@@ -38,8 +38,11 @@ HostBatch read_batch(const std::string& path, const ModelConfig& config) {
   check(ids.numel() > 0, path, ": input_ids ", ids.describe(), " hold no token");
   check_usage(ids.shape[1] <= config.n_positions, path, ": rows of ", ids.shape[1],
               " tokens are longer than the model's n_positions ", config.n_positions, "; give shorter ones");
-  return {ids.shape[0], ids.shape[1], read_ids(file, ids, config.vocab_size, 0),
-          read_ids(file, labels, config.vocab_size, -100)};
+  HostBatch batch{ids.shape[0], ids.shape[1], read_ids(file, ids, config.vocab_size, 0),
+                  read_ids(file, labels, config.vocab_size, -100)};
+  check(count_good_tokens(batch.labels.data(), labels.numel()) > 0, path,
+        ": every label is -100 (ignored), so there is no loss and no gradient; give the labels of some tokens");
+  return batch;
 }
 
 int gradients_command(const Options& options, World& world) {
@@ -66,14 +69,16 @@ int gradients_command(const Options& options, World& world) {
     ModelWeights weights(dry, groups, config, settings.zero);
     Step step(weights, settings);
     step.run_empty(rows / settings.micro_batch);
-    if (options.logits)
-      Decoder(step.model(), T).append(std::span(batch.ids).first(static_cast<std::size_t>(T)), weights.units());
+    if (options.logits) Decoder(step.model(), T).append(std::span(batch.ids).first(1), weights.units());
   });
   Mesh mesh(all, layout);
   ModelWeights weights(*device, mesh, config, settings.zero);
   weights.load(source.fetch());
   Step step(weights, settings);
   const StepResult result = step.gradients(batch.of_rank(layout), 0, 0);
+  check(result.outcome == StepResult::Outcome::updated, options.batch, ": the loss is ", result.loss,
+        " and the gradient's norm ", result.grad_norm, ", which is no gradient to compare; the weights of ",
+        source.dir(), " are damaged");
 
   // Rank 0 writes; a failure of it waits until the others have given their parts.
   const bool root = all.rank() == 0;

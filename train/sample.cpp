@@ -23,7 +23,6 @@ namespace {
 // function of (seed, index). Ties go to the smaller id.
 std::int32_t sample_token(std::span<const float> logits, const Options& options, std::int64_t index) {
   const auto likeliest = std::max_element(logits.begin(), logits.end());
-  check(std::isfinite(*likeliest), "the model's logits are not finite; its weights are damaged");
   if (options.temperature <= 0) return static_cast<std::int32_t>(likeliest - logits.begin());
 
   std::vector<std::int32_t> ids(logits.size());
@@ -58,14 +57,16 @@ std::int32_t sample_token(std::span<const float> logits, const Options& options,
 
 }  // namespace
 
-std::vector<std::int32_t> generate(Decoder& decoder, Weights& weights, std::span<const std::int32_t> prompt,
-                                   std::int32_t end_of_text, const Options& options, std::int64_t max_new_tokens,
-                                   const std::function<void(std::int32_t)>& on_token) {
+std::optional<std::vector<std::int32_t>> generate(Decoder& decoder, Weights& weights,
+                                                  std::span<const std::int32_t> prompt, std::int32_t end_of_text,
+                                                  const Options& options, std::int64_t max_new_tokens,
+                                                  const std::function<void(std::int32_t)>& on_token) {
   decoder.reset();
   std::vector<std::int32_t> added;
   std::span<const std::int32_t> next = prompt;
   while (static_cast<std::int64_t>(added.size()) < max_new_tokens) {
     const std::vector<float>& logits = decoder.append(next, weights);
+    if (!std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); })) return std::nullopt;
     const std::int32_t id = sample_token(logits, options, decoder.length());
     if (id == end_of_text) break;
     added.push_back(id);
@@ -112,11 +113,14 @@ int generate_command(const Options& options) {
   weights.load(source.fetch());
   GptBigCode model = make(*device, *mesh);
   Decoder decoder(model, capacity);
-  generate(decoder, weights.units(), prompt, tokenizer->eot(), options, options.max_new_tokens, [&](std::int32_t id) {
+  const auto written = [&](std::int32_t id) {
     const std::string_view bytes = tokenizer->piece_bytes(id);
     std::fwrite(bytes.data(), 1, bytes.size(), stdout);
     std::fflush(stdout);
-  });
+  };
+  check(generate(decoder, weights.units(), prompt, tokenizer->eot(), options, options.max_new_tokens, written)
+            .has_value(),
+        source.dir(), ": its logits are not finite; its weights are damaged");
   std::fputc('\n', stdout);
   return 0;
 }

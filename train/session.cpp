@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <iomanip>
@@ -137,6 +138,9 @@ ModelSource::ModelSource(const std::string& path) : dir_(path) {
 
 void ModelSource::read(std::size_t parameter, std::int64_t first, std::int64_t count, float* out) const {
   reader_->read(parameter, first, count, out);
+  const float* const bad = std::find_if_not(out, out + count, [](float x) { return std::isfinite(x); });
+  check(bad == out + count, dir_, ": ", table_.parameters[parameter].name, " holds ", *bad, " at element ",
+        first + (bad - out), ", so the model is damaged; take another, or an older checkpoint of its run");
 }
 
 std::unique_ptr<Device> planned_device(const Options& options, const Layout& layout,

@@ -93,6 +93,7 @@ void Step::run_empty(std::int64_t micro_batches) {
   const std::int64_t rows = micro_batches * settings_.micro_batch;
   const std::vector<std::int32_t> zeros(static_cast<std::size_t>(rows * settings_.seq_len), 0);
   run({zeros.data(), zeros.data(), rows}, 0, 0, 0.0);
+  model_.run_head_empty();
 }
 
 }  // namespace onescale

@@ -25,6 +25,7 @@ int train_command(const Options& options, World& world) {
 
 int TrainingRun::run() {
   if (finished()) {
+    check_updated();
     say("finished: ", state_.step, " of ", options_.steps, " steps are done; raise steps to go on");
     return 0;
   }
@@ -60,10 +61,23 @@ int TrainingRun::steps() {
             ": see log.txt there for why, then start the same command again");
     }
   }
-  check(state_.bad_steps == 0, "the last ", state_.bad_steps,
-        " steps were not finite and are not saved; go on from step ", saved_step_, " with a lower lr");
+  check(state_.bad_steps == 0, "the last ", state_.bad_steps, " steps were not finite and are not saved; ", way_back());
+  check_updated();
   say("finished ", options_.steps, " steps");
   return 0;
+}
+
+void TrainingRun::check_updated() const {
+  check(state_.updates() > 0, "every one of the ", state_.step,
+        " steps was skipped, so nothing was learned (log.txt in ", options_.run_dir,
+        " says why of each); train on data with targets, in another run_dir");
+}
+
+std::string TrainingRun::way_back() const {
+  if (saved_step_ < 0) return "there is no checkpoint of before, start again with a lower lr";
+  if (saved_step_ >= state_.step - state_.bad_steps)
+    return str("the checkpoint of step ", saved_step_, " has these weights, remove it and go on with a lower lr");
+  return str("go on from the checkpoint of step ", saved_step_, " with a lower lr");
 }
 
 bool TrainingRun::stopping() {
@@ -93,10 +107,7 @@ void TrainingRun::one_step() {
   if (trace_) trace_->step_done();
   report(result, seconds, lr);
   check(state_.bad_steps < options_.max_bad_steps, "step ", state_.step, ": loss or gradient was not finite in ",
-        state_.bad_steps, " steps in a row (max_bad_steps); ",
-        saved_step_ >= 0
-            ? str("the checkpoint of step ", saved_step_, " is of before them, go on from it with a lower lr")
-            : std::string("there is no checkpoint yet, start again with a lower lr"));
+        state_.bad_steps, " steps in a row (max_bad_steps); ", way_back());
 }
 
 void TrainingRun::report(const StepResult& result, double seconds, double lr) {
@@ -179,17 +190,23 @@ void TrainingRun::evaluate() {
   const EvalResult result =
       buffers_->evaluator.run(*val_, tokenizer_ ? &*tokenizer_ : nullptr, options_.eval_rows, stop);
   if (stop()) return;
+  if (result.good_tokens == 0)
+    return say("step ", state_.step, ": the held-out rows hold no target, so there is nothing to evaluate");
   Json line = Json::object(
       {{"step", state_.step}, {"event", "eval"}, {"loss", result.loss()}, {"perplexity", result.perplexity()}});
   if (result.bytes > 0) line.set("bits_per_byte", result.bits_per_byte());
   line.set("good_tokens", result.good_tokens);
   record(line);
   say("step ", state_.step, " held-out ", result.text());
+  check(!finished() || std::isfinite(result.loss()), "the held-out loss after the last step is ", result.loss(), "; ",
+        way_back());
 }
 
 void TrainingRun::write_sample() {
-  const std::string text = tokenizer_->decode(generate(*buffers_->decoder, buffers_->weights.units(), prompt_,
-                                                       tokenizer_->eot(), options_, options_.sample_tokens));
+  const std::optional<std::vector<std::int32_t>> ids = generate(*buffers_->decoder, buffers_->weights.units(), prompt_,
+                                                                tokenizer_->eot(), options_, options_.sample_tokens);
+  if (!ids) return say("step ", state_.step, " sample: none, the model's logits are not finite");
+  const std::string text = tokenizer_->decode(*ids);
   // JSON holds no bytes that are not UTF-8; Json::dump replaces them.
   record(
       Json::object({{"step", state_.step}, {"event", "sample"}, {"prompt", options_.sample_prompt}, {"text", text}}));

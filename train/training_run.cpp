@@ -51,13 +51,12 @@ TrainingRun::Buffers::Buffers(Device& device, Mesh& mesh, const ModelConfig& con
   if (sample_capacity > 0) decoder.emplace(step.model(), sample_capacity);
 }
 
-void TrainingRun::Buffers::run_empty(std::int64_t micro_batches) {
+void TrainingRun::Buffers::run_empty(std::int64_t micro_batches, std::span<const std::int32_t> prompt) {
   step.run_empty(micro_batches);
   evaluator.run_empty();
   if (!decoder) return;
-  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(decoder->capacity() - 1), 0);
-  decoder->append(zeros, weights.units());
-  decoder->append(std::span(zeros).first(1), weights.units());
+  decoder->append(prompt, weights.units());
+  decoder->append(prompt.first(1), weights.units());
 }
 
 TrainingRun::TrainingRun(const Options& options, World& world)
@@ -132,6 +131,15 @@ Flat TrainingRun::settings() const {
 
 void TrainingRun::open_data() {
   tokenizer_ = tokenizer_in(options_.data);
+  if (source_) {
+    std::optional<Tokenizer> own = source_->tokenizer();
+    check_usage(!own || !tokenizer_ || own->hash() == tokenizer_->hash(), "the tokenizer in ", options_.data,
+                " is not that of ", source_->dir(), "; prepare the text with --tokenizer ", source_->dir(),
+                "/tokenizer.model");
+    if (!own && tokenizer_ && !checkpoint_)
+      say(source_->dir(), " has no tokenizer.model: that ", options_.data, " is of its tokenizer is not checked");
+    if (!tokenizer_) tokenizer_ = std::move(own);
+  }
   Vocabulary vocabulary;
   if (tokenizer_) vocabulary.hash = tokenizer_->hash();
   const std::int64_t tokenizer_size = tokenizer_ ? tokenizer_->vocab_size() : 0;
@@ -167,9 +175,6 @@ void TrainingRun::open_data() {
   }
   const std::string data_hash = str(std::hex, train_data_->hash());
   if (checkpoint_) {
-    const std::optional<Tokenizer> before = source_->tokenizer();
-    check_usage((before ? before->hash() : Vocabulary().hash) == vocabulary.hash, "the tokenizer in ", options_.data,
-                " is not the one that the run in ", options_.run_dir, " was begun with");
     check_usage(state_.data_hash == data_hash, options_.data, " is not the data that the run in ", options_.run_dir,
                 " was begun with (hash ", data_hash, ", not ", state_.data_hash, "); give that or another run_dir");
   }
@@ -179,13 +184,15 @@ void TrainingRun::open_data() {
 void TrainingRun::allocate() {
   const StepSettings settings = step_settings(options_, seq_len_);
   const std::int64_t samples = std::min(std::ssize(prompt_) + options_.sample_tokens, config_.n_positions),
-                     capacity = prompt_.empty() ? 0 : std::max<std::int64_t>(2, samples),
+                     capacity = prompt_.empty() ? 0 : samples,
                      micro_batches = options_.global_batch / layout_.dp / options_.micro_batch;
   std::string memory;
   const Options own = of_rank(options_, world_.communicator());
   device_ = planned_device(
       own, layout_,
-      [&](Device& dry, Mesh& groups) { Buffers(dry, groups, config_, settings, capacity).run_empty(micro_batches); },
+      [&](Device& dry, Mesh& groups) {
+        Buffers(dry, groups, config_, settings, capacity).run_empty(micro_batches, prompt_);
+      },
       &memory);
   if (layout_.world() > 1) say("layout       ", layout_.text(), ", zero ", options_.zero);
   say("device       ", device_->describe());

@@ -45,7 +45,7 @@ class TrainingRun {
   struct Buffers {
     Buffers(Device& device, Mesh& mesh, const ModelConfig& config, const StepSettings& settings,
             std::int64_t sample_capacity);
-    void run_empty(std::int64_t micro_batches);
+    void run_empty(std::int64_t micro_batches, std::span<const std::int32_t> prompt);
     ModelWeights weights;
     Step step;
     Evaluator evaluator;
@@ -69,6 +69,8 @@ class TrainingRun {
   bool due(std::int64_t every) const {
     return every > 0 && (state_.step % every == 0 || state_.step == options_.steps);
   }
+  void check_updated() const;
+  std::string way_back() const;  // what to do after steps that were not finite
   bool finished() const { return state_.step >= options_.steps; }
   template <class... Args>
   void say(const Args&... line) {

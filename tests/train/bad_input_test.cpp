@@ -193,6 +193,15 @@ TEST_F(BadInput, Data) {
   must({"prepare", "--input", at("corpus/1.py"), at("corpus/2.py"), at("corpus/3.py"), "--out", at("other"),
         "--vocab_size", "290", "--val_share", "0.4"});
   fs::copy_file(at("other/tokenizer.model"), at("mixed/tokenizer.model"), fs::copy_options::overwrite_existing);
+  write("asked.jsonl", R"({"prompt": "a b c d e f g h i j k l m n o p q r s t u v w x y z", "completion": "a"})"
+                       "\n"
+                       R"({"prompt": "z y x w v u t s r q p o n m l k j i h g f e d c b a", "completion": "z"})");
+  must({"prepare", "--input", at("asked.jsonl"), at("asked.jsonl"), at("asked.jsonl"), "--out", at("ignored"),
+        "--tokenizer", at("data/tokenizer.model"), "--val_share", "0.4"});
+  for (const char* split : {"train", "val"}) {
+    const std::string mask = str("ignored/", split, "_000000.mask");
+    write(mask, std::string(fs::file_size(at(mask)), '\xff'));
+  }
   const std::string lines = write("lines.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\",}\n"),
                     field = write("field.jsonl", "{\"text\": \"a\"}\n\n{\"txt\": \"b\"}\n"),
                     empty = write("empty.py", ""), one = write("one.py", "x = 1\n");
@@ -204,6 +213,8 @@ TEST_F(BadInput, Data) {
     words[4] = at(data);
     return words;
   };
+  Words skipped = train("skipped");
+  skipped[4] = at("ignored");
   check_cases({
       {"JSON line", prepare(lines), 1, {lines, "line 2", "column"}},
       {"JSON line without text", prepare(field), 1, {field, "line 3", "text"}},
@@ -220,6 +231,16 @@ TEST_F(BadInput, Data) {
       {"no data", train_on("none"), 2, {at("none")}},
       {"truncated shard", train_on("cut"), 1, {"cut/train_000000.bin", "bytes"}},
       {"tokenizer of other data", train_on("mixed"), 1, {"mixed/train_000000.bin", "tokenizer"}},
+      {"data of another tokenizer than the model's",
+       {"train", "--data", at("other"), "--run_dir", at("x"), "--model", at("run"), "--global_batch", "8"},
+       2,
+       {at("other"), at("run"), "--tokenizer"}},
+      {"evaluation without a target",
+       {"eval", "--data", at("ignored"), "--model", at("run")},
+       1,
+       {at("ignored"), "no target"}},
+      {"training without a target", skipped, 1, {"every one of the 2 steps was skipped", at("skipped")}},
+      {"and again", skipped, 1, {"every one of the 2 steps was skipped", at("skipped")}},
   });
 }
 
@@ -229,6 +250,24 @@ TEST_F(BadInput, Models) {
                                           R"("b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
                                           12);
   const auto eval = [&](const std::string& model) { return Words{"eval", "--data", at("data"), "--model", model}; };
+  const auto gradients = [&](const std::string& model, const std::string& rows) {
+    return Words{"gradients", "--model", model, "--batch", rows, "--out", at("g")};
+  };
+  const std::string nan = at("nan"), weights = read_text(at("run/checkpoints/step-00000002/model.safetensors"));
+  fs::copy(at("run/checkpoints/step-00000002"), nan);
+  write("nan/model.safetensors", weights.substr(0, weights.size() - 4) + "\xff\xff\xff\xff");
+  std::string huge = whole;  // the largest float32 as the last token's embedding
+  for (std::size_t i = whole.size() - 4 * 48; i < whole.size(); i += 4) huge.replace(i, 4, "\xff\xff\x7f\x7f");
+  model_with("huge", huge);
+  const auto rows = [&](const char* name, const std::string& labels) {
+    return write(name, safetensors(R"({"input_ids":{"dtype":"I64","shape":[1,2],"data_offsets":[0,16]},)"
+                                   R"("labels":{"dtype":"I64","shape":[1,2],"data_offsets":[16,32]}})",
+                                   16) +
+                           labels);
+  };
+  const std::string none = "\x9c" + std::string(7, '\xff'), ignored = rows("ignored.safetensors", none + none),
+                    good = rows("good.safetensors", std::string(16, '\0')),
+                    batch = FIXTURES "/golden/mqa/batch.safetensors";
   write("llama/config.json", R"({"model_type": "llama"})");
   write("json/config.json", "{\n \"model_type\": \"gpt_bigcode\"\n \"n_head\": 4\n}");
   check_cases({
@@ -250,6 +289,15 @@ TEST_F(BadInput, Models) {
        1,
        {at("none"), "check the path"}},
       {"no tokenizer", {"generate", "--model", at("hf"), "--prompt", "a"}, 1, {at("hf"), "tokenizer.model"}},
+      {"a weight that is no number", eval(nan), 1, {nan, "transformer.", "nan", "damaged"}},
+      {"its training",
+       {"train", "--data", at("data"), "--run_dir", at("x"), "--model", nan, "--global_batch", "8"},
+       1,
+       {nan, "nan"}},
+      {"its export", {"export", "--model", nan, "--out", at("x")}, 1, {nan, "nan"}},
+      {"its gradients", gradients(nan, good), 1, {nan, "nan"}},
+      {"weights without a finite loss", gradients(at("huge"), batch), 1, {batch, "loss", "damaged"}},
+      {"a batch without targets", gradients(at("hf"), ignored), 1, {ignored, "every label is -100"}},
       {"no batch", {"gradients", "--model", at("hf"), "--batch", at("none"), "--out", at("g")}, 1, {at("none")}},
   });
 }

@@ -197,10 +197,71 @@ TEST_F(TrainingRuns, StopsAfterTooManyBadStepsWithTheCheckpointIntact) {
   o.save_every = 1;  // none is saved, so none removed, while steps are bad
   o.keep_last = 2;
   o.max_bad_steps = 3;
-  EXPECT_THROW(TrainingRun(o, world).run(), Error);
+  o.sample_every = 1;  // which the damaged weights cannot give
+  EXPECT_EQ(sentence([&] { TrainingRun(o, world).run(); }),
+            "step 9: loss or gradient was not finite in 3 steps in a row (max_bad_steps); the checkpoint of step 6 has "
+            "these weights, remove it and go on with a lower lr");
+  EXPECT_NE(read_text(root + "/bad/log.txt").find("step 6 sample: none, the model's logits are not finite"),
+            std::string::npos);
   EXPECT_EQ(read_text(root + "/bad/checkpoints/step-00000005/model.safetensors"), before);
   const std::vector<std::string> lines = metrics("bad");
   EXPECT_EQ(Json::parse(lines.back(), "metrics").at("skipped_steps").integer(), 3);
+  fs::remove_all(root + "/bad/checkpoints/step-00000006");
+  o.lr = o.min_lr = 1e-3;
+  o.steps = 8;
+  EXPECT_EQ(TrainingRun(o, world).run(), 0);
+}
+
+TEST_F(TrainingRuns, IsAFailureWhereTheLastWeightsGiveNoLoss) {
+  Options o = options("broken");
+  o.steps = 1;
+  o.lr = o.min_lr = 1e30;
+  o.warmup_steps = 0;
+  const std::string said = sentence([&] { TrainingRun(o, world).run(); });
+  EXPECT_TRUE(said.starts_with("the held-out loss after the last step is ")) << said;
+  EXPECT_TRUE(said.ends_with("the checkpoint of step 1 has these weights, remove it and go on with a lower lr"))
+      << said;
+  Options never = options("never");
+  never.max_bad_steps = 2;
+  never.lr = never.min_lr = 1e30;
+  never.warmup_steps = never.save_every = 0;
+  EXPECT_TRUE(sentence([&] {
+                TrainingRun(never, world).run();
+              }).ends_with("there is no checkpoint of before, start again with a lower lr"));
+}
+
+TEST_F(TrainingRuns, TakesDataOfTheModelsTokenizerAlone) {
+  Options o = options("first");
+  o.stop_after = 1;
+  EXPECT_EQ(TrainingRun(o, world).run(), exit_requeue);
+  PrepareOptions other;
+  other.inputs = {root + "/text"};
+  other.patterns = {"*.py"};
+  other.out = root + "/other";
+  other.vocab_size = 290;
+  other.threads = 1;
+  prepare(other);
+  o.model = o.run_dir;
+  o.run_dir = root + "/second";
+  o.data = other.out;
+  EXPECT_EQ(sentence<UsageError>([&] { TrainingRun(o, world); }),
+            str("the tokenizer in ", other.out, " is not that of ", o.model,
+                "/checkpoints/step-00000001; prepare the text with --tokenizer ", o.model,
+                "/checkpoints/step-00000001/tokenizer.model"));
+  EXPECT_FALSE(fs::exists(o.run_dir));
+  // Shards say whose they are, so their own copy of it is not needed, and the run goes on with the model's.
+  const std::string bare = root + "/bare";
+  fs::copy(root + "/data", bare);
+  fs::remove(bare + "/tokenizer.model");
+  o.data = bare;
+  EXPECT_EQ(TrainingRun(o, world).run(), exit_requeue);
+  EXPECT_EQ(TrainingRun(o, world).run(), exit_requeue);
+  EXPECT_EQ(read_text(o.run_dir + "/checkpoints/step-00000002/tokenizer.model"),
+            read_text(root + "/data/tokenizer.model"));
+  fs::remove(other.out + "/tokenizer.model");
+  o.data = other.out;
+  o.run_dir = root + "/third";
+  EXPECT_NE(sentence([&] { TrainingRun(o, world); }).find("another tokenizer"), std::string::npos);
 }
 
 }  // namespace
