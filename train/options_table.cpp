@@ -71,7 +71,7 @@ const std::vector<Option>& option_table() {
       {"sp_mode", &O::sp_mode, "tlrv", "what sequence-parallel ranks exchange", 0, 0, "ulysses|gather_kv"},
       {"reduction", &O::reduction, "tlrv", "how gradients are summed", 0, 0, "ordered|reduce_scatter|all_reduce"},
       {"bucket_mb", &O::bucket_mb, "tlrv", "MiB of gradients reduced at once", 1e-6, 1e6},
-      {"reduce_dtype", &O::reduce_dtype, "tlr", "of gradients on the wire", 0, 0, "float32|bfloat16"},
+      {"reduce_dtype", &O::reduce_dtype, "tlrv", "of gradients on the wire", 0, 0, "float32|bfloat16"},
       {"world", &O::world, "l", "ranks to plan for", 1, 1 << 20},
       {"comm_timeout", &O::comm_timeout, "trv", "seconds after which a waiting rank ends the job", 1, 1e6},
       {"check_replicas", &O::check_replicas, "t", "steps between checks that replicas are equal; 0: none", 0, counts},

@@ -21,15 +21,19 @@ std::uint64_t mixed(std::uint64_t x) {  // splitmix64
 
 VerifyCase make_case(Options options, ModelConfig config, FetchRange weights, HostBatch batch) {
   config.embd_pdrop = config.resid_pdrop = config.attn_pdrop = 0;
-  options.optimizer = "sgd";
-  options.steps = 1;
-  options.lr = 1 << 20;
-  options.weight_decay = options.clip_norm = 0;
   options.micro_batch = 0;
-  return {config, std::move(weights), std::move(batch), std::move(options)};
+  return gradient_of({config, std::move(weights), std::move(batch), std::move(options)});
 }
 
 }  // namespace
+
+VerifyCase gradient_of(VerifyCase c) {
+  c.options.optimizer = "sgd";
+  c.options.steps = 1;
+  c.options.lr = 1 << 20;
+  c.options.weight_decay = c.options.clip_norm = 0;
+  return c;
+}
 
 VerifyCase small_case(const Options& options, int world, bool multi_query, bool tied) {
   const std::int64_t heads = std::lcm(4, world), T = 2 * heads;
@@ -58,6 +62,8 @@ VerifyCase small_case(const Options& options, int world, bool multi_query, bool 
 }
 
 VerifyCase model_case(const Options& options, const ModelSource& source, HostBatch batch) {
+  check_usage(count_good_tokens(batch.labels.data(), std::ssize(batch.labels)) > 0, "every label of ", options.batch,
+              " is ignored, so that there is no gradient; give another batch");
   return make_case(options, source.config(), source.fetch(), std::move(batch));
 }
 
@@ -91,6 +97,16 @@ VerifyCase masked(VerifyCase c, std::int64_t rows, const std::function<bool(std:
   c.batch.rows = rows;
   for (std::int64_t i = 0; i < rows * c.batch.seq_len; ++i)
     if (!good(i / c.batch.seq_len, i % c.batch.seq_len)) c.batch.labels[static_cast<std::size_t>(i)] = -100;
+  return c;
+}
+
+VerifyCase repeated(VerifyCase c, int times) {
+  const HostBatch once = c.batch;
+  for (int i = 1; i < times; ++i) {
+    c.batch.rows += once.rows;
+    c.batch.ids.insert(c.batch.ids.end(), once.ids.begin(), once.ids.end());
+    c.batch.labels.insert(c.batch.labels.end(), once.labels.begin(), once.labels.end());
+  }
   return c;
 }
 
@@ -205,7 +221,8 @@ Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& r
     }
   }
   constexpr double infinite = std::numeric_limits<double>::infinity();
-  if (square == 0) return own == 0 ? Likeness{1, 0, 0} : Likeness{infinite, infinite, 0};
+  if (square == 0)
+    return own == 0 ? Likeness{std::numeric_limits<double>::quiet_NaN(), 0, 0} : Likeness{infinite, infinite, 0};
   const double ratio = dot / square;
   return {ratio, std::sqrt(std::abs(own - ratio * dot) / square), std::sqrt(square)};
 }

@@ -2,14 +2,14 @@
 // how it compares with another. The loss, the reductions, the norm, the clip and the update are the trainer's own.
 #pragma once
 
+#include "train/plain_forward.h"
 #include "train/session.h"
 
 namespace onescale {
 
 // All that a gradient may depend on; and in the options how it is found: dtype, recompute, zero, reduction and so on.
-// Those of small_case and model_case ask for one SGD step without clipping, at a learning rate that is a power of two:
-// exact to divide by, and so large that rounding the new weight takes nothing from small gradients. micro_batch is 0:
-// half of a rank's rows, or one row where they are odd.
+// Those of small_case and model_case are gradient_of() already. micro_batch is 0: half of a rank's rows, or one row
+// where they are odd.
 struct VerifyCase {
   ModelConfig config;
   FetchRange weights;
@@ -17,6 +17,9 @@ struct VerifyCase {
   Options options;
 };
 
+// The case as one SGD step without clipping, at a learning rate that is a power of two: exact to divide by, and so
+// large that rounding the new weight takes nothing from small gradients.
+VerifyCase gradient_of(VerifyCase c);
 // A small model made in memory, with none of its weights zero or one, whose sizes are odd where no layout of `world`
 // ranks has to divide them; n_head is divisible by 4 too. The batch has 2 rows a rank, all tokens are good.
 VerifyCase small_case(const Options& options, int world, bool multi_query = true, bool tied = true);
@@ -28,6 +31,8 @@ void cut_to_memory(VerifyCase& c, const ModelSource& source, std::int64_t memory
 
 // The first `rows` rows, in which labels are ignored where `good` does not say otherwise.
 VerifyCase masked(VerifyCase c, std::int64_t rows, const std::function<bool(std::int64_t row, std::int64_t t)>& good);
+// The batch several times over, whose mean loss and its gradient are those of the batch.
+VerifyCase repeated(VerifyCase c, int times);
 // Row r ignores its first tokens, ever more of them, so that no two shards or micro-batches hold equally many good
 // tokens.
 VerifyCase uneven(const VerifyCase& c);
@@ -64,12 +69,33 @@ struct Part {
 std::vector<Part> parameter_groups(const ModelConfig& config);
 
 // ratio <g, ref> / <ref, ref>; residual |g - ratio * ref| / |ref|, which no factor explains; norm |ref|. Where ref is
-// 0: 1, 0 if g is 0 too, else infinite.
+// 0 both are infinite, or, if g is 0 too, the ratio is no number and the residual 0.
 struct Likeness {
   double ratio, residual, norm;
 };
 Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& ref);
 double squares(const std::vector<float>& x);  // their sum
+
+// What a plain float64 forward says of a case.
+PlainWeights plain_weights(const VerifyCase& c);
+double plain_loss(const VerifyCase& c);
+// Stretches of every tensor, each of which could be wrong alone: Q, K and V of c_attn, each row of wpe that rows of
+// seq_len tokens read and the rest of it, quarters of the rows of other matrices, whole vectors.
+std::vector<Part> tensor_parts(const ModelConfig& config, std::int64_t seq_len);
+// Slopes of the loss along random directions in a part, of length 1 and dense: no component is below half the largest.
+struct Slopes {
+  Part part;
+  std::vector<std::vector<double>> directions;  // over the part's elements
+  std::vector<double> values;
+};
+std::vector<Slopes> plain_slopes(const VerifyCase& c, const std::vector<Part>& parts);
+bool plain_is_flat(const VerifyCase& c, const Part& part);  // has exactly no slope
+// The part in which a gradient has most another slope, and by how much of the part's norm, or of a tenth of its
+// tensor's where that is more: the K part of c_attn.bias has an exact gradient of 0.
+std::pair<double, std::string> worst_slope(const std::vector<Slopes>& plain, const WholeTensors& gradient);
+// The weight change over the learning rate that the case's steps have in float64, the gradients being those of one
+// process.
+WholeTensors plain_updates(Communicator& world, const VerifyCase& c);
 
 // Another trainer's gradients beside ours: prints, by group of parameters, ratio, residual and the likeliest cause; 0
 // when all agree, else 1. The options' file `against` holds tensors by Hugging Face name, with or without "grad." and

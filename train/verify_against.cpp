@@ -151,6 +151,7 @@ int report(const VerifyCase& c, Communicator& world, const Measured& ours, const
   const double tolerance = c.options.dtype == "bfloat16" ? 3e-2 : rounded ? 4e-3 : 1e-3;
   const auto absent = [&](const Part::Range& range) { return theirs[range.parameter].empty(); };
   Part all{"everything", {}};
+  const std::string both_zero = "both are 0, as a plain float64 forward says";
   bool turned = false, others_agree = true;  // turned: a group other than the K/V rows has another direction
   std::vector<Part> groups = parameter_groups(c.config);
   for (Part& group : groups) {
@@ -159,7 +160,7 @@ int report(const VerifyCase& c, Communicator& world, const Measured& ours, const
     if (group.name == "c_attn K/V rows") continue;
     const Likeness l = likeness(group, theirs, ours.gradient);
     turned |= !(l.residual <= tolerance * std::max(1.0, std::abs(l.ratio)));
-    others_agree &= near(l.ratio, 1, tolerance);
+    others_agree &= near(l.ratio, 1, tolerance) || (l.norm == 0 && l.residual == 0);
   }
   const std::string mistake = turned ? find_mistake(c, world, all, theirs, tolerance) : "";
   std::printf("good tokens %lld, loss %.9f, norm %.9f\n%-20s %12s %12s  %s\n",
@@ -172,6 +173,8 @@ int report(const VerifyCase& c, Communicator& world, const Measured& ours, const
     std::string cause;
     if (near(l.ratio, 1, tolerance) && l.residual <= tolerance)
       cause = "agrees";
+    else if (l.norm == 0 && l.residual == 0 && plain_is_flat(c, group))
+      cause = both_zero;
     else if (group.name == "c_attn K/V rows" && !turned && others_agree)
       cause = l.ratio < 1
                   ? str("not summed over tp: one rank's part (about 1 / tp = 1 / ", std::round(1 / l.ratio), ")")
@@ -184,7 +187,7 @@ int report(const VerifyCase& c, Communicator& world, const Measured& ours, const
       cause = std::isnan(l.residual)                 ? "holds what is no number"
               : l.residual > 0.1 * std::abs(l.ratio) ? "another direction: other weights, tokens or dropout?"
                                                      : "no known cause";
-    agree &= cause == "agrees";
+    agree &= cause == "agrees" || cause == both_zero;
     std::printf("%-20s %12.6f %12.2e  %s\n", group.name.c_str(), l.ratio, l.residual, cause.c_str());
   }
   for (const std::string name : {"grad_norm", "loss"}) {

@@ -1,6 +1,7 @@
 #include "train/verify.h"
 
 #include <cstdio>
+#include <fstream>
 
 #include "tests/job.h"
 #include "tests/temp_dir.h"
@@ -141,6 +142,8 @@ TEST(Likeness, IsTheClosedForm) {
   EXPECT_DOUBLE_EQ(l.norm, std::sqrt(2));
   EXPECT_DOUBLE_EQ(likeness(part, {{3, 3}}, {{1, 1}}).residual, 0);
   EXPECT_TRUE(std::isinf(likeness(part, {{1, 0}}, {{0, 0}}).ratio));
+  EXPECT_TRUE(std::isnan(likeness(part, {{0, 0}}, {{0, 0}}).ratio));
+  EXPECT_EQ(likeness(part, {{0, 0}}, {{0, 0}}).residual, 0);
 }
 
 TEST(ParameterGroups, CoverEveryElementOnce) {
@@ -180,6 +183,19 @@ TEST(VerifyCommand, AloneShowsWhatItCanAndSaysHowToSeeTheRest) {
   EXPECT_EQ(count(text, "all figures are right"), 1) << text;
   EXPECT_GE(count(text, "needs 2 ranks"), 10) << text;
   EXPECT_GE(count(text, "mpirun -n 4 onescale verify"), 2) << text;
+}
+
+// Rounding on the wire is asked for, so it is no fault; a batch without targets has nothing to prove.
+TEST(VerifyCommand, KnowsWhatIsAsked) {
+  const TempDir dir;
+  std::ofstream(dir / "c.toml") << "reduce_dtype = \"bfloat16\"\n";
+  const auto [code, seconds, text] = run_job(MPIRUN " -n 2 " ONESCALE " verify --config " + dir / "c.toml", true);
+  EXPECT_EQ(code, 0) << text;
+  EXPECT_EQ(count(text, "all figures are right"), 1) << text;
+  const Golden golden("mqa");
+  HostBatch batch = read_batch(golden.dir + "/batch.safetensors", golden.source.config());
+  std::ranges::fill(batch.labels, -100);
+  EXPECT_NE(sentence<UsageError>([&] { model_case({}, golden.source, batch); }).find("every label"), std::string::npos);
 }
 
 TEST(VerifyCommand, ShowsEveryRowOnFourRanks) {
