@@ -29,6 +29,12 @@ void expect(const char* operation, std::initializer_list<Argument> arguments);
 // `t` is a contiguous float32 or bfloat16 tensor of at least `rank` axes.
 void expect_activation(const char* operation, const char* argument, const Tensor& t, int rank = 1);
 
+// What a stream beside t must be: float32 of its shape.
+inline Tensor stream_like(Tensor t) {
+  t.dtype = DType::float32;
+  return t;
+}
+
 // Number of rows of the last axis.
 inline std::int64_t rows_of(const Tensor& t) {
   return t.numel() > 0 ? t.numel() / t.dim(-1) : 0;

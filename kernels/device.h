@@ -2,9 +2,10 @@
 // implements it. A wrong shape or dtype is a thrown sentence in every build.
 //
 // Notation: n tokens, C n_embd, V rows of a (local) vocabulary, h heads, d head size. "activation" is float32 or
-// bfloat16, the same for all activation arguments of one call. Arithmetic is float32; a bfloat16 output is rounded
-// once, when it is stored. Gradients of weights are float32. The order of every sum is fixed: it depends on shapes,
-// never on the number of threads.
+// bfloat16, the same for all activation arguments of one call. "stream" is the residual stream or its gradient: always
+// float32, since every block adds to it and what rounding it would lose adds up over the depth. Arithmetic is float32;
+// a bfloat16 output is rounded once, when it is stored. Gradients of weights are float32. The order of every sum is
+// fixed: it depends on shapes, never on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -106,35 +107,37 @@ class Device {
   // contiguous.
   virtual void random_normal(Tensor dst, std::uint64_t seed, std::int64_t tensor, std::int64_t first, float stddev) = 0;
 
-  // out[i] = table[index[i] - first_row]; zero where that row is not in the table. out [n, C] and table [V, C] of
-  // activation dtype, index int32 [n]. A token embedding, or the choice of the tokens that the head computes.
+  // out[i] = table[index[i] - first_row]; zero where that row is not in the table. out [n, C] stream, table [V, C]
+  // activation or stream, index int32 [n]. A token embedding, or the choice of the tokens that the head computes.
   virtual void gather_rows(Tensor out, Tensor table, Tensor index, std::int64_t first_row) = 0;
-  // dtable[r] (+)= sum over i with index[i] - first_row == r of dout[i], in the order of i. dtable float32 [V, C]
-  // (overwrite zeroes it first).
+  // dtable[r] (+)= sum over i with index[i] - first_row == r of dout[i], in the order of i. dout stream [n, C], dtable
+  // float32 [V, C] (overwrite zeroes it first).
   virtual void gather_rows_backward(Tensor dtable, Tensor dout, Tensor index, std::int64_t first_row, Write write) = 0;
-  // out[index[i]] = rows[i], zero in all other rows; index holds no row twice. out [n, C], rows [k, C] activations,
-  // index int32 [k].
+  // out[index[i]] = rows[i], zero in all other rows; index holds no row twice. out [n, C], rows [k, C] stream, index
+  // int32 [k].
   virtual void scatter_rows(Tensor out, Tensor rows, Tensor index) = 0;
 
-  // x = drop(x + wpe[positions]) in place. x [B, T, C] activation, positions int32 [B, T], wpe [P, C] activation.
+  // x = drop(x + wpe[positions]) in place. x [B, T, C] stream, positions int32 [B, T], wpe [P, C] activation.
   virtual void add_positions(Tensor x, Tensor positions, Tensor wpe, const Dropout& dropout) = 0;
-  // x = drop(x) in place, x [B, T, C] activation: the gradient of a dropout is its mask.
+  // x = drop(x) in place, x [B, T, C] stream: the gradient of a dropout is its mask.
   virtual void dropout(Tensor x, const Dropout& dropout) = 0;
 
   // Layer normalisation (Ba et al. 2016): y = (x - mean) * rstd * w + b, rstd = 1/sqrt(var + eps), statistics over the
-  // last axis. x, y activations [..., C]; mean, rstd float32, one a token, overwritten; w, b activation dtype [C].
+  // last axis. x stream, y activation [..., C]; mean, rstd float32, one a token, overwritten; w, b activation dtype
+  // [C].
   virtual void layernorm(Tensor y, Tensor mean, Tensor rstd, Tensor x, Tensor w, Tensor b, float eps) = 0;
-  // dx += the gradient through the normalisation; dw, db float32 [C] (+)=.
+  // dx (stream) += the gradient through the normalisation of x (stream); dy, w activations; dw, db float32 [C] (+)=.
   virtual void layernorm_backward(Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor mean, Tensor rstd,
                                   Tensor w, Write write) = 0;
 
-  // out = x + drop(y + bias), and y_norm = layernorm(out) in the same pass. All [B, T, C]; out may be x. bias [C]
-  // activation dtype.
+  // out = x + drop(y + bias), and y_norm = layernorm(out) in the same pass. All [B, T, C]; out, x stream, out may be x;
+  // y, y_norm, bias [C], w and b activations.
   virtual void residual_layernorm(Tensor out, Tensor y_norm, Tensor mean, Tensor rstd, Tensor x, Tensor y, Tensor bias,
                                   Tensor w, Tensor b, float eps, const Dropout& dropout) = 0;
   // out = x + drop(y + bias); out may be x.
   virtual void residual(Tensor out, Tensor x, Tensor y, Tensor bias, const Dropout& dropout) = 0;
-  // dy = drop'(dout); dbias float32 [C] (+)= its sum over tokens. The gradient of x is dout itself.
+  // dy (activation) = drop'(dout), dout stream; dbias float32 [C] (+)= its sum over tokens. The gradient of x is dout
+  // itself.
   virtual void residual_backward(Tensor dy, Tensor dbias, Tensor dout, const Dropout& dropout, Write write) = 0;
 
   // y = x W^T + b. x [n, in], W [out, in], b [out] or empty; y [n, out] is overwritten. All of activation dtype.

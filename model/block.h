@@ -21,12 +21,12 @@ struct BlockTensors {
 // What the forward pass leaves for the backward pass. n tokens of this rank, C n_embd; I inner and Q qkv of this tp
 // rank.
 struct BlockSaved {
-  Tensor x;               // [n, C] the block's input
+  Tensor x;               // float32 [n, C] the block's input
   Tensor a;               // [n, C] ln_1(x)
   Tensor mean_1, rstd_1;  // float32 [n]
   Tensor qkv;             // [n, Q]
   AttentionSaved attention;
-  Tensor x_mid;           // [n, C] x + attention
+  Tensor x_mid;           // float32 [n, C] x + attention
   Tensor m;               // [n, C] ln_2(x_mid)
   Tensor mean_2, rstd_2;  // float32 [n]
   Tensor f, g;            // [n, I] before and after GELU
@@ -58,12 +58,13 @@ struct Block {
   std::int64_t layer;
   BlockTensors w;
 
-  // x_out [n, C] = block(s.x); fills the rest of s. With a cache, attends over it and over the pass's own tokens, which
-  // are appended.
+  // x_out float32 [n, C] = block(s.x); fills the rest of s. With a cache, attends over it and over the pass's own
+  // tokens, which are appended.
   void forward(Tensor x_out, const BlockSaved& s, KvCache* cache = nullptr) const;
   // Recomputes what `recompute` did not keep, from what it did.
   void restore(const BlockSaved& s, Recompute recompute) const;
-  // dx [n, C]: gradient of the block's output on entry, of its input on return. Writes or adds to every tensor of dw.
+  // dx float32 [n, C]: gradient of the block's output on entry, of its input on return. Writes or adds to every tensor
+  // of dw.
   void backward(Tensor dx, const BlockSaved& s, const BlockTensors& dw, Write write) const;
 
  private:

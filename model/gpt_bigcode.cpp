@@ -28,7 +28,7 @@ GptBigCode::GptBigCode(Device& device, Mesh& mesh, const ModelConfig& config, Sp
       recompute_(recompute),
       seq_len_(seq_len),
       local_positions_(local_positions(sp_mode, seq_len, mesh.layout.sp, mesh.layout.sp_rank())),
-      tp_(device, *mesh.tp, rows * seq_len / mesh.layout.sp * config.n_embd, dtype),
+      tp_(device, *mesh.tp, rows * seq_len / mesh.layout.sp * config.n_embd),
       sp_(device, *mesh.sp, sp_mode, largest_exchange(config_, shard_, sp_mode, rows * seq_len, mesh.layout.sp), dtype),
       attention_(device, config_, shard_, sp_, rows, seq_len, dtype, train),
       head_(device, config_, shard_, tp_, rows * seq_len / mesh.layout.sp, dtype, train) {
@@ -56,21 +56,21 @@ void GptBigCode::allocate_saved(DType dtype, bool train) {
     const auto take = [&](bool kept, Tensor& t, DType type, std::int64_t width) {
       if (kept || layer == 0) t = dev_.allocate(Kind::activations, type, {n, width});
     };
-    take(true, s.x, dtype, C);
+    take(true, s.x, DType::float32, C);
     for (Tensor* t : {&s.a, &s.m}) take(all, *t, dtype, C);
     for (Tensor* t : {&s.mean_1, &s.rstd_1, &s.mean_2, &s.rstd_2}) take(most, *t, DType::float32, 1);
     take(most && attention_.keeps_projection(), s.qkv, dtype, Q);
     if (most || layer == 0) s.attention = attention_.allocate();
-    take(most, s.x_mid, dtype, C);
+    take(most, s.x_mid, DType::float32, C);
     take(most, s.f, dtype, I);
     take(all, s.g, dtype, I);
     saved_.push_back(s);
   }
   scratch_.y = dev_.allocate(Kind::workspace, dtype, {n, C});
   if (!train) return;
-  s.x = dev_.allocate(Kind::activations, dtype, {n, C});
+  s.x = dev_.allocate(Kind::activations, DType::float32, {n, C});
   saved_.push_back(s);
-  dx_ = dev_.allocate(Kind::workspace, dtype, {n, C});
+  dx_ = dev_.allocate(Kind::workspace, DType::float32, {n, C});
   scratch_.dc = dev_.allocate(Kind::workspace, dtype, {n, C});
   scratch_.dg = dev_.allocate(Kind::workspace, dtype, {n, I});
   scratch_.dqkv = dev_.allocate(Kind::workspace, dtype, {n, Q});

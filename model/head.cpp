@@ -13,11 +13,11 @@ Head::Head(Device& device, const ModelConfig& config, const ModelShard& shard, c
   };
   labels_ = device.allocate(Kind::batches, DType::int32, {n});
   index_ = device.allocate(Kind::batches, DType::int32, {n});
-  x_ = take(dtype, {n, C});
+  x_ = take(DType::float32, {n, C});
   y_ = take(dtype, {n, C});
   mean_ = take(DType::float32, {n});
   rstd_ = take(DType::float32, {n});
-  if (train) dy_ = take(dtype, {n, C});
+  if (train) dy_ = take(dtype, {n, C}), dx_ = dtype == DType::float32 ? y_ : take(DType::float32, {n, C});
   logits_ = take(dtype, {chunk_rows_, shard.vocab});
   stats_ = take(DType::float32, {chunk_rows_, 3});
   losses_ = take(DType::float32, {chunk_rows_});
@@ -87,11 +87,10 @@ void Head::loss_backward(Tensor loss_sum, Tensor dx, Tensor x, Weights& weights,
                            begin == 0 ? table_write : Write::accumulate);
     }
     tp_.all_reduce(chosen(dy_));
-    // y is no longer needed: it takes the gradient of the normalisation's input.
-    dev_.fill(chosen(y_), 0);
-    dev_.layernorm_backward(chosen(y_), dln_f[0], dln_f[1], chosen(dy_), chosen(x_), chosen(mean_), chosen(rstd_),
+    dev_.fill(chosen(dx_), 0);
+    dev_.layernorm_backward(chosen(dx_), dln_f[0], dln_f[1], chosen(dy_), chosen(x_), chosen(mean_), chosen(rstd_),
                             ln_f[0], ln_f_write);
-    dev_.scatter_rows(dx, chosen(y_), chosen(index_));
+    dev_.scatter_rows(dx, chosen(dx_), chosen(index_));
   } else {
     dev_.fill(dx, 0);
     if (table_write == Write::overwrite) dev_.fill(dtable[0], 0);

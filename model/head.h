@@ -47,7 +47,8 @@ class Head {
   const TensorParallel& tp_;
   std::int64_t chunk_rows_, good_ = 0;
   Tensor labels_, index_;            // int32 [n]
-  Tensor x_, y_, mean_, rstd_, dy_;  // good tokens only: [n, C], [n, C], float32 [n] twice, [n, C]
+  Tensor x_, y_, mean_, rstd_, dy_;  // good tokens only: float32 [n, C], [n, C], float32 [n] twice, [n, C]
+  Tensor dx_;                        // float32 [n, C]: y where that is float32, which is no longer needed then
   Tensor logits_, stats_, losses_;   // [chunk, shard.vocab], float32 [chunk, 3], float32 [chunk]
   Tensor parts_;                     // float32 [tp, chunk, 3]
 };

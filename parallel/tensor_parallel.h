@@ -10,9 +10,9 @@ namespace onescale {
 
 class TensorParallel {
  public:
-  // numel, dtype: of the largest tensor that is summed.
-  TensorParallel(Device& device, Communicator& tp, std::int64_t numel, DType dtype) : dev_(device), tp_(tp) {
-    if (tp.size() > 1) staging_ = device.allocate(Kind::transient, dtype, {tp.size() * share(numel)});
+  // numel: of the largest tensor that is summed.
+  TensorParallel(Device& device, Communicator& tp, std::int64_t numel) : dev_(device), tp_(tp) {
+    if (tp.size() > 1) staging_ = device.allocate(Kind::transient, DType::float32, {tp.size() * share(numel)});
   }
 
   int size() const { return tp_.size(); }
@@ -28,7 +28,9 @@ class TensorParallel {
     std::vector<Tensor> parts, received;
     for (int r = 0; r < size(); ++r) parts.push_back(x.view({-1}).slice(0, begin(r), begin(r + 1)));
     const Tensor mine = parts[index(rank())];
-    for (int r = 0; r < size(); ++r) received.push_back(staging_.slice(0, r * n, r * n + mine.numel()));
+    for (int r = 0; r < size(); ++r)
+      received.emplace_back(staging_.slice(0, r * n, r * n + mine.numel()).data, x.dtype,
+                            std::initializer_list<std::int64_t>{mine.numel()});
     // The own part stays where it is: an empty piece travels to oneself.
     std::vector<Tensor> to = received, from = parts;
     to[index(rank())] = from[index(rank())] = mine.slice(0, 0, 0);

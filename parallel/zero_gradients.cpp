@@ -30,7 +30,7 @@ class TpGradients {
     }
     if (partial == 0) return;
     rows_ = device.allocate(Kind::transient, DType::float32, {partial});
-    sum_.emplace(device, tp_, partial, DType::float32);
+    sum_.emplace(device, tp_, partial);
   }
 
   void finish(const std::vector<Owned>& gradients) const {

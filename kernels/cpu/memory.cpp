@@ -46,7 +46,7 @@ std::string CpuDevice::describe() const {
   std::string line, model = "CPU";
   while (std::getline(info, line) && !line.starts_with("model name")) continue;
   if (const auto colon = line.find(": "); info && colon != std::string::npos) model = line.substr(colon + 2);
-  const char* const level = register_bytes == 32        ? "x86-64-v3"
+  const char* const level = register_bytes == 32       ? "x86-64-v3"
                             : bf16_ == Bf16::converted ? "x86-64-v4"
                             : bf16_ == Bf16::vectors   ? "x86-64-v4 with AVX512_BF16"
                                                        : "x86-64-v4 with AMX";

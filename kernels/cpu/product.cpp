@@ -213,11 +213,8 @@ int64_t packing(const Product& p, const Operand& x) {
 Parts parts_of(const Product& p) {
   return {p, packing(p, p.a), packing(p, p.b), tile_columns};
 }
-Part part_of(const Product& p, int64_t M, int64_t N) {
-  return {p, M, N, M <= N};
-}
 int64_t floats_of(const Product& p, const Parts& parts) {
-  return ceil_div(part_of(p, parts.rows, parts.columns).floats(), width) * width;
+  return ceil_div(Part(p, parts.rows, parts.columns, parts.whole_a()).floats(), width) * width;
 }
 
 }  // namespace
@@ -258,7 +255,7 @@ void Product::run(void* c, const void* bias, bool accumulate, char* scratch) con
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t t = 0; t < parts.count; ++t) {
       const int64_t i = t / parts.across * parts.rows, j = t % parts.across * parts.columns;
-      Part part = part_of(*this, std::min(parts.rows, M - i), std::min(parts.columns, N - j));
+      Part part(*this, std::min(parts.rows, M - i), std::min(parts.columns, N - j), parts.whole_a());
       part.run(static_cast<char*>(c) + (i * N + j) * size_of(output), {at(a.data, i * a.row), a.row, a.step},
                {at(b.data, j * b.row), b.row, b.step}, at(bias, j), accumulate,
                reinterpret_cast<float*>(scratch) + t * floats);

@@ -45,6 +45,7 @@ struct Product {
 // share no cache do not exchange panels.
 struct Parts {
   std::int64_t rows, columns, across, count;
+  bool whole_a() const { return rows <= columns; }  // whether a is packed whole, and b in groups of panels
   // packing: what packing an element of a or b costs, in terms of its sums. Columns, and rows where there are several
   // parts of them, are cut at multiples of `multiple`.
   Parts(const Product& product, std::int64_t packing_a, std::int64_t packing_b, std::int64_t multiple);

@@ -146,16 +146,16 @@ class TileRegisters {
   TileRegisters& operator=(const TileRegisters&) = delete;
 };
 
-// The part [M, N] of a product, the work of one thread. The smaller operand is packed whole; the other in groups of
-// panels, just before they are used.
+// The part [M, N] of a product, the work of one thread. One operand is packed whole; the other in groups of panels,
+// just before they are used.
 class Part {
  public:
-  Part(const Product& product, int64_t M, int64_t N)
+  Part(const Product& product, int64_t M, int64_t N, bool whole_a)
       : product_(product),
         M_(M),
         N_(N),
         depth_(ceil_div(ceil_div(product.K, ceil_div(product.K, max_depth)), block_k) * block_k),
-        whole_a_(M <= N),
+        whole_a_(whole_a),
         group_(std::clamp<int64_t>(group_bytes / (panel * depth_ * 2), 1, ceil_div(whole_a_ ? N : M, panel))) {}
 
   int64_t floats() const {
@@ -264,7 +264,7 @@ Bf16 fastest_bf16() {
 
 int64_t Product::pairs_scratch_bytes() const {
   const Parts parts = parts_of(*this);
-  return parts.count * ceil_div(Part(*this, parts.rows, parts.columns).floats(), width) * width * 4;
+  return parts.count * ceil_div(Part(*this, parts.rows, parts.columns, parts.whole_a()).floats(), width) * width * 4;
 }
 
 void Product::run_pairs(void* c, const onescale::bf16* bias, bool accumulate, char* scratch) const {
@@ -276,7 +276,7 @@ void Product::run_pairs(void* c, const onescale::bf16* bias, bool accumulate, ch
     const auto at = [](const Operand& x, int64_t lane) {
       return Operand{static_cast<const onescale::bf16*>(x.data) + lane * x.row, x.row, x.step};
     };
-    const Part part(*this, std::min(parts.rows, M - i), std::min(parts.columns, N - j));
+    const Part part(*this, std::min(parts.rows, M - i), std::min(parts.columns, N - j), parts.whole_a());
     const auto run = [&] {
       part.run(static_cast<char*>(c) + (i * N + j) * size_of(output), at(a, i), at(b, j),
                bias == nullptr ? nullptr : bias + j, accumulate, reinterpret_cast<float*>(scratch + t * bytes));

@@ -73,14 +73,14 @@ constexpr std::int64_t lengths[] = {1, 13, 40};  // 80 tokens are more than two 
 TEST_P(LayerNorm, NormalisesRows) {
   for (const std::int64_t C : widths) {
     for (const std::int64_t T : lengths) {
-      const Values x = randoms(B * T * C, 1, dtype(), 3), w = randoms(C, 2, dtype()), b = randoms(C, 3, dtype());
+      const Values x = randoms(B * T * C, 1, DType::float32, 3), w = randoms(C, 2, dtype()), b = randoms(C, 3, dtype());
       const Normalised want = normalise(x, w, b);
       std::vector<Values> results;
       for (int threads = 1; threads <= 3; ++threads) {
         const auto device = make(threads);
         const Tensor y = garbage(*device, dtype(), {B, T, C}), mean = garbage(*device, DType::float32, {B, T}),
                      rstd = garbage(*device, DType::float32, {B * T});
-        device->layernorm(y, mean, rstd, put(*device, dtype(), {B, T, C}, x), put(*device, dtype(), {C}, w),
+        device->layernorm(y, mean, rstd, put(*device, DType::float32, {B, T, C}, x), put(*device, dtype(), {C}, w),
                           put(*device, dtype(), {C}, b), eps);
         results.push_back(get(*device, y));
         EXPECT_LT(relative_error(results.back(), want.y), tolerance()) << C << " " << T;
@@ -96,37 +96,36 @@ TEST_P(LayerNorm, NormalisesRows) {
 // A mean of 1000 standard deviations: float32 holds x to 6e-5 of a deviation, the statistics in two sweeps lose nothing
 // more. E[x^2] - E[x]^2 would.
 TEST_P(LayerNorm, SurvivesALargeMean) {
-  if (dtype() == DType::bfloat16) return;  // 8 bits cannot hold such an x
   const std::int64_t C = 768;
   Values x = randoms(3 * C, 1), one(static_cast<std::size_t>(C), 1.0), zero(static_cast<std::size_t>(C), 0.0);
   for (double& v : x) v += 1000;
-  x = rounded(x, dtype());
+  x = rounded(x, DType::float32);
   const auto device = make();
   const Tensor y = garbage(*device, dtype(), {3, C}), mean = garbage(*device, DType::float32, {3}),
                rstd = garbage(*device, DType::float32, {3});
-  device->layernorm(y, mean, rstd, put(*device, dtype(), {3, C}, x), put(*device, dtype(), {C}, one),
+  device->layernorm(y, mean, rstd, put(*device, DType::float32, {3, C}, x), put(*device, dtype(), {C}, one),
                     put(*device, dtype(), {C}, zero), eps);
-  EXPECT_LT(relative_error(get(*device, y), normalise(x, one, zero).y), 1e-4);
+  EXPECT_LT(relative_error(get(*device, y), normalise(x, one, zero).y), std::max(1e-4, tolerance()));
 }
 
 TEST_P(LayerNorm, GradientIsAddedToDx) {
   for (const std::int64_t C : widths) {
     for (const std::int64_t T : lengths) {
       const std::int64_t n = B * T;
-      const Values x = randoms(n * C, 1, dtype(), 3), w = randoms(C, 2, dtype()), dy = randoms(n * C, 4, dtype()),
-                   start = randoms(n * C, 5, dtype());
+      const Values x = randoms(n * C, 1, DType::float32, 3), w = randoms(C, 2, dtype()),
+                   dy = randoms(n * C, 4, dtype()), start = randoms(n * C, 5);
       const Normalised forward = normalise(x, w, w);
       Gradients want = normalise_backward(dy, x, w);
       for (std::size_t i = 0; i < start.size(); ++i) want.dx[i] += start[i];
       std::vector<Values> results;
       for (int threads = 1; threads <= 3; ++threads) {
         const auto device = make(threads);
-        const Tensor dx = put(*device, dtype(), {n, C}, start), dw = garbage(*device, DType::float32, {C}),
+        const Tensor dx = put(*device, DType::float32, {n, C}, start), dw = garbage(*device, DType::float32, {C}),
                      db = garbage(*device, DType::float32, {C}), mean = put(*device, DType::float32, {n}, forward.mean),
                      rstd = put(*device, DType::float32, {n}, forward.rstd), weight = put(*device, dtype(), {C}, w),
-                     in = put(*device, dtype(), {n, C}, x), dout = put(*device, dtype(), {n, C}, dy);
+                     in = put(*device, DType::float32, {n, C}, x), dout = put(*device, dtype(), {n, C}, dy);
         device->layernorm_backward(dx, dw, db, dout, in, mean, rstd, weight, Write::overwrite);
-        EXPECT_LT(relative_error(get(*device, dx), want.dx), tolerance()) << C << " " << T;
+        EXPECT_LT(relative_error(get(*device, dx), want.dx), 1e-5) << C << " " << T;
         EXPECT_LT(relative_error(get(*device, dw), want.dw), 1e-5) << C << " " << T;
         EXPECT_LT(relative_error(get(*device, db), want.db), 1e-5) << C << " " << T;
         results.push_back(get(*device, dx));
@@ -151,7 +150,7 @@ struct Stream {
   Dropout dropout;
 
   Stream(Device& device, DType dtype, std::int64_t T, std::int64_t C, float p)
-      : T(T), C(C), x(randoms(B * T * C, 1, dtype)), y(randoms(B * T * C, 2, dtype)), bias(randoms(C, 3, dtype)) {
+      : T(T), C(C), x(randoms(B * T * C, 1)), y(randoms(B * T * C, 2, dtype)), bias(randoms(C, 3, dtype)) {
     Indices order(static_cast<std::size_t>(B * T));
     for (std::size_t i = 0; i < order.size(); ++i)
       order[i] = static_cast<std::int32_t>(100 + i % static_cast<std::size_t>(T));
@@ -175,10 +174,10 @@ TEST_P(LayerNorm, ResidualAddsTheDroppedBranch) {
       for (int threads = 1; threads <= 3; ++threads) {
         const auto device = make(threads);
         const Stream s(*device, dtype(), 13, C, p);
-        const Tensor x = put(*device, dtype(), {B, 13, C}, s.x), y = put(*device, dtype(), {B, 13, C}, s.y),
-                     bias = put(*device, dtype(), {C}, s.bias), out = garbage(*device, dtype(), {B, 13, C});
+        const Tensor x = put(*device, DType::float32, {B, 13, C}, s.x), y = put(*device, dtype(), {B, 13, C}, s.y),
+                     bias = put(*device, dtype(), {C}, s.bias), out = garbage(*device, DType::float32, {B, 13, C});
         device->residual(out, x, y, bias, s.dropout);
-        EXPECT_LT(relative_error(get(*device, out), s.sum()), tolerance()) << C << " " << p;
+        EXPECT_LT(relative_error(get(*device, out), s.sum()), 1e-6) << C << " " << p;
         device->residual(x, x, y, bias, s.dropout);
         EXPECT_EQ(get(*device, x), get(*device, out));
       }
@@ -192,12 +191,13 @@ TEST_P(LayerNorm, ResidualLayerNormIsTheTwoOneAfterTheOther) {
       for (const std::int64_t T : lengths) {
         const auto device = make(3);
         const Stream s(*device, dtype(), T, C, p);
-        const auto block = [&] { return garbage(*device, dtype(), {B, T, C}); };
+        const auto block = [&](DType type) { return garbage(*device, type, {B, T, C}); };
         const auto row = [&] { return garbage(*device, DType::float32, {B, T}); };
-        const Tensor x = put(*device, dtype(), {B, T, C}, s.x), y = put(*device, dtype(), {B, T, C}, s.y),
+        const Tensor x = put(*device, DType::float32, {B, T, C}, s.x), y = put(*device, dtype(), {B, T, C}, s.y),
                      bias = put(*device, dtype(), {C}, s.bias), w = put(*device, dtype(), {C}, randoms(C, 4, dtype())),
-                     b = put(*device, dtype(), {C}, randoms(C, 5, dtype())), out = block(), norm = block(),
-                     out2 = block(), norm2 = block(), mean = row(), rstd = row(), mean2 = row(), rstd2 = row();
+                     b = put(*device, dtype(), {C}, randoms(C, 5, dtype())), out = block(DType::float32),
+                     norm = block(dtype()), out2 = block(DType::float32), norm2 = block(dtype()), mean = row(),
+                     rstd = row(), mean2 = row(), rstd2 = row();
         device->residual(out, x, y, bias, s.dropout);
         device->layernorm(norm, mean, rstd, out, w, b, eps);
         device->residual_layernorm(out2, norm2, mean2, rstd2, x, y, bias, w, b, eps, s.dropout);
@@ -229,14 +229,13 @@ TEST_P(LayerNorm, ResidualGradientIsMaskedAndSummed) {
             dy[i] *= s.factor(i);
             dbias[i % static_cast<std::size_t>(C)] += dy[i];
           }
-          const Tensor dout = put(*device, dtype(), {B, T, C}, s.y), d = garbage(*device, dtype(), {B, T, C}),
+          const Tensor dout = put(*device, DType::float32, {B, T, C}, s.y), d = garbage(*device, dtype(), {B, T, C}),
                        sum = garbage(*device, DType::float32, {C});
           device->residual_backward(d, sum, dout, s.dropout, Write::overwrite);
           EXPECT_LT(relative_error(get(*device, d), dy), tolerance());
           EXPECT_LT(relative_error(get(*device, sum), dbias), 1e-5);
           results.push_back(get(*device, sum));
-          device->residual_backward(dout, sum, dout, s.dropout, Write::accumulate);  // in place
-          EXPECT_EQ(get(*device, dout), get(*device, d));
+          device->residual_backward(d, sum, dout, s.dropout, Write::accumulate);
           for (double& v : dbias) v *= 2;
           EXPECT_LT(relative_error(get(*device, sum), dbias), 1e-5);
         }
@@ -249,24 +248,25 @@ TEST_P(LayerNorm, ResidualGradientIsMaskedAndSummed) {
 
 TEST_P(LayerNorm, RefusesWhatDoesNotFit) {
   const auto device = make();
-  const Tensor x = device->allocate(Kind::workspace, dtype(), {4, 8}),
-               w = device->allocate(Kind::workspace, dtype(), {8}),
-               stat = device->allocate(Kind::workspace, DType::float32, {4}),
-               dw = device->allocate(Kind::workspace, DType::float32, {8});
-  const Tensor bth = x.view({2, 2, 8});
-  EXPECT_EQ(sentence([&] { device->layernorm(x, stat, stat, x, w.slice(0, 0, 6), w, eps); }),
+  const auto tensor = [&](DType type, Shape shape) { return device->allocate(Kind::workspace, type, shape); };
+  const Tensor x = tensor(DType::float32, {4, 8}), y = tensor(dtype(), {4, 8}), w = tensor(dtype(), {8}),
+               stat = tensor(DType::float32, {4}), dw = tensor(DType::float32, {8});
+  const Tensor bth = x.view({2, 2, 8}), y_bth = y.view({2, 2, 8});
+  EXPECT_EQ(sentence([&] { device->layernorm(y, stat, stat, x, w.slice(0, 0, 6), w, eps); }),
             str("layernorm: w is ", name_of(dtype()), " [6], expected contiguous ", name_of(dtype()), " [8]"));
-  EXPECT_NE(sentence([&] { device->layernorm(x, stat.slice(0, 0, 3), stat, x, w, w, eps); }), "");
-  EXPECT_NE(sentence([&] { device->layernorm(x.slice(0, 0, 2), stat, stat, x, w, w, eps); }), "");
-  EXPECT_NE(sentence([&] { device->layernorm_backward(x, dw, stat, x, x, stat, stat, w, Write::overwrite); }), "");
-  EXPECT_NE(sentence([&] { device->residual(x, x, x, dw.slice(0, 0, 4), {}); }), "");
-  EXPECT_NE(sentence([&] { device->residual_backward(x, stat, x, {}, Write::overwrite); }), "");
-  const Dropout dropout{0.5f, 0, 0, 0, Site::embedding, 0, 0, device->allocate(Kind::workspace, DType::int32, {2, 2})};
-  EXPECT_NE(sentence([&] { device->residual(x, x, x, w, dropout); }), "");  // not [B, T, C]
-  EXPECT_EQ(sentence([&] { device->residual(bth, bth, bth, w, dropout); }), "");
-  EXPECT_NE(
-      sentence([&] { device->residual_layernorm(bth, bth, stat, stat, bth, bth, w, w, dw.slice(0, 0, 2), eps, {}); }),
-      "");
+  EXPECT_NE(sentence([&] { device->layernorm(y, stat.slice(0, 0, 3), stat, x, w, w, eps); }), "");
+  EXPECT_NE(sentence([&] { device->layernorm(y.slice(0, 0, 2), stat, stat, x, w, w, eps); }), "");
+  EXPECT_NE(sentence([&] { device->layernorm(y, stat, stat, tensor(DType::bfloat16, {4, 8}), w, w, eps); }), "");
+  EXPECT_NE(sentence([&] { device->layernorm_backward(x, dw, stat, y, x, stat, stat, w, Write::overwrite); }), "");
+  EXPECT_NE(sentence([&] { device->residual(x, x, y, dw.slice(0, 0, 4), {}); }), "");
+  EXPECT_NE(sentence([&] { device->residual_backward(y, stat, x, {}, Write::overwrite); }), "");
+  const Dropout dropout{0.5f, 0, 0, 0, Site::embedding, 0, 0, tensor(DType::int32, {2, 2})};
+  EXPECT_NE(sentence([&] { device->residual(x, x, y, w, dropout); }), "");  // not [B, T, C]
+  EXPECT_EQ(sentence([&] { device->residual(bth, bth, y_bth, w, dropout); }), "");
+  EXPECT_NE(sentence([&] {
+              device->residual_layernorm(bth, y_bth, stat, stat, bth, y_bth, w, w, dw.slice(0, 0, 2), eps, {});
+            }),
+            "");
 }
 
 }  // namespace

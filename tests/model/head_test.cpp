@@ -36,9 +36,9 @@ TEST(Head, ADryRunFindsTheMemoryOfEveryNumberOfGoodTokens) {
       const auto weights = make_weights(*device, *mesh, place, settings);
       const auto gradients = make_gradients(*device, *mesh, place, settings);
       const ModelShard shard(config, 1, 0);
-      const TensorParallel tp(*device, *mesh->tp, n * config.n_embd, settings.dtype);
+      const TensorParallel tp(*device, *mesh->tp, n * config.n_embd);
       Head head(*device, config, shard, tp, n, settings.dtype, train);
-      const auto take = [&] { return device->allocate(Kind::activations, settings.dtype, {n, config.n_embd}); };
+      const auto take = [&] { return device->allocate(Kind::activations, DType::float32, {n, config.n_embd}); };
       const Tensor x = take(), dx = take(), sum = device->allocate(Kind::workspace, DType::float64, {1});
       if (dry) head.run_empty();
       for (std::int64_t good = dry ? n : 0; good <= n; ++good) {

@@ -37,7 +37,7 @@ TEST(Exchange, TensorParallelAddsInRankOrder) {
   for (const std::int64_t n : {1, 2, 7, 64, 1001}) {
     const Tensor x = device->allocate(Kind::workspace, DType::float32, {n});
     for (std::int64_t i = 0; i < n; ++i) at(x, i) = addend(all().rank(), i);
-    TensorParallel(*device, all(), n, DType::float32).all_reduce(x);
+    TensorParallel(*device, all(), n).all_reduce(x);
     for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(at(x, i), sum_in_order(all().size(), i)) << n << " " << i;
   }
 }

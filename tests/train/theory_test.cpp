@@ -169,15 +169,16 @@ TEST(Theory, CollectivesOfTheSequenceGroup) {
   }
 }
 
-// Activations [n, C] are summed after the embedding, twice a block forth and twice back, and once at the head, each as
-// an exchange of parts and a gather; three statistics a token for the softmax; K/V rows' gradients once a step.
+// Activations [n, C] are summed after the embedding, in float32, twice a block forth and twice back, and once at the
+// head, each as an exchange of parts and a gather; three statistics a token for the softmax; K/V rows' gradients once a
+// step.
 TEST(Theory, CollectivesOfTheTensorGroup) {
   for (const std::int64_t M : {1, 3}) {
     for (const int tp : {2, 4}) {
       for (const DType dtype : {DType::float32, DType::bfloat16}) {
         for (const bool multi_query : {true, false}) {
           const std::int64_t n = B * T, others = tp - 1, sums = M * (4 * L + 2);
-          const std::int64_t activations = sums * n * C / tp * size_of(dtype) * others;
+          const std::int64_t activations = ((sums - M) * size_of(dtype) + M * 4) * n * C / tp * others;
           const std::int64_t kv = multi_query ? L * (2 * d * C + 2 * d) / tp * 4 * others : 0,
                              once = multi_query ? 1 : 0;
           const Planned plan({1, 1, tp, 0}, settings(0, Reduction::ordered, dtype), multi_query, M);
