@@ -2,10 +2,11 @@
 // implements it. A wrong shape or dtype is a thrown sentence in every build.
 //
 // Notation: n tokens, C n_embd, V rows of a (local) vocabulary, h heads, d head size. "activation" is float32 or
-// bfloat16, the same for all activation arguments of one call. "stream" is the residual stream or its gradient: always
-// float32, since every block adds to it and what rounding it would lose adds up over the depth. Arithmetic is float32;
-// a bfloat16 output is rounded once, when it is stored. Gradients of weights are float32. The order of every sum is
-// fixed: it depends on shapes, never on the number of threads.
+// bfloat16, the same for all activation arguments of one call. Vectors of parameters and positions are float32.
+// "stream" is the residual stream or its gradient: always float32, since every block adds to it and what rounding it
+// would lose adds up over the depth. Arithmetic is float32; a bfloat16 output is rounded once, when it is stored.
+// Gradients of weights are float32. The order of every sum is fixed: it depends on shapes, never on the number of
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -117,21 +118,21 @@ class Device {
   // int32 [k].
   virtual void scatter_rows(Tensor out, Tensor rows, Tensor index) = 0;
 
-  // x = drop(x + wpe[positions]) in place. x [B, T, C] stream, positions int32 [B, T], wpe [P, C] activation.
+  // x = drop(x + wpe[positions]) in place. x [B, T, C] stream, positions int32 [B, T], wpe float32 [P, C].
   virtual void add_positions(Tensor x, Tensor positions, Tensor wpe, const Dropout& dropout) = 0;
   // x = drop(x) in place, x [B, T, C] stream: the gradient of a dropout is its mask.
   virtual void dropout(Tensor x, const Dropout& dropout) = 0;
 
   // Layer normalisation (Ba et al. 2016): y = (x - mean) * rstd * w + b, rstd = 1/sqrt(var + eps), statistics over the
-  // last axis. x stream, y activation [..., C]; mean, rstd float32, one a token, overwritten; w, b activation dtype
-  // [C].
+  // last axis. x stream, y activation [..., C]; mean, rstd float32, one a token, overwritten; w, b float32 [C].
   virtual void layernorm(Tensor y, Tensor mean, Tensor rstd, Tensor x, Tensor w, Tensor b, float eps) = 0;
-  // dx (stream) += the gradient through the normalisation of x (stream); dy, w activations; dw, db float32 [C] (+)=.
+  // dx (stream) += the gradient through the normalisation of x (stream); dy activation; w, dw, db float32 [C];
+  // dw, db (+)=.
   virtual void layernorm_backward(Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor mean, Tensor rstd,
                                   Tensor w, Write write) = 0;
 
   // out = x + drop(y + bias), and y_norm = layernorm(out) in the same pass. All [B, T, C]; out, x stream, out may be x;
-  // y, y_norm, bias [C], w and b activations.
+  // y, y_norm activations; bias, w, b float32 [C].
   virtual void residual_layernorm(Tensor out, Tensor y_norm, Tensor mean, Tensor rstd, Tensor x, Tensor y, Tensor bias,
                                   Tensor w, Tensor b, float eps, const Dropout& dropout) = 0;
   // out = x + drop(y + bias); out may be x.
@@ -140,7 +141,7 @@ class Device {
   // itself.
   virtual void residual_backward(Tensor dy, Tensor dbias, Tensor dout, const Dropout& dropout, Write write) = 0;
 
-  // y = x W^T + b. x [n, in], W [out, in], b [out] or empty; y [n, out] is overwritten. All of activation dtype.
+  // y = x W^T + b. x [n, in], W [out, in] activations, b float32 [out] or empty; y [n, out] activation, overwritten.
   virtual void linear(Tensor y, Tensor x, Tensor W, Tensor b) = 0;
   // dx [n, in] is overwritten; dW [out, in] and db [out] (skipped when empty) float32: dW (+)= dy^T x, db (+)= sum_n
   // dy.

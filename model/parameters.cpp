@@ -22,7 +22,7 @@ ParameterTable gpt_bigcode_table(const ModelConfig& config) {
   };
   auto vector = [&](const std::string& name, std::int64_t size, TpRule rule, float value,
                     std::int64_t partial_rows = 0) {
-    table.parameters.push_back({name, {size}, table.units, rule, partial_rows, value, 0, false});
+    table.parameters.push_back({name, {size}, table.units, rule, partial_rows, value, 0, false, true});
   };
   auto layernorm = [&](const std::string& name) {
     vector(name + ".weight", H, TpRule::replicated, 1);
@@ -31,6 +31,7 @@ ParameterTable gpt_bigcode_table(const ModelConfig& config) {
 
   matrix("transformer.wte", config.vocab_size, H, TpRule::rows, r);
   matrix("transformer.wpe", config.n_positions, H, TpRule::replicated, r);
+  table.parameters.back().float32 = true;
   ++table.units;
   for (std::int64_t layer = 0; layer < config.n_layer; ++layer) {
     const std::string block = str("transformer.h.", layer, ".");

@@ -18,7 +18,8 @@ struct Parameter {
   TpRule tp_rule = TpRule::replicated;
   std::int64_t partial_rows = 0;  // trailing rows whose gradient is partial over tp: K and V of multi-query attention
   float init_mean = 0, init_stddev = 0;
-  bool decay = false;  // weight decay acts on matrices only
+  bool decay = false;    // weight decay acts on matrices only
+  bool float32 = false;  // not rounded where the model multiplies in bfloat16
 
   std::int64_t numel() const {
     std::int64_t n = 1;

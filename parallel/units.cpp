@@ -36,14 +36,35 @@ Tensor Owned::part(const Stretch& elements) const {
   return data.slice(0, place(elements.begin), place(elements.begin + elements.numel()));
 }
 
-Tensors unit_views(const ParameterTable& table, const FlatLayout& layout, int unit, Tensor flat) {
+namespace {
+Tensor shaped(Tensor t, const Parameter& p) {
+  return p.shape.size() == 2 ? t.view({p.shape[0], p.shape[1]}) : t;
+}
+}  // namespace
+
+Tensors unit_views(const ParameterTable& table, const FlatLayout& layout, int unit, Tensor flat, Tensor float32) {
   Tensors views;
+  std::int64_t at = 0;  // in float32
   for (std::size_t i = layout.first_parameter[index(unit)]; i < layout.first_parameter[index(unit + 1)]; ++i) {
     const Parameter& p = table.parameters[i];
+    if (p.float32 && !float32.empty()) {
+      views.push_back(shaped(float32.slice(0, at, at + p.numel()), p));
+      at += p.numel();
+      continue;
+    }
     const Tensor t = flat.slice(0, layout.offset[i], layout.offset[i] + p.numel());
-    views.push_back(p.shape.size() == 2 ? t.view({p.shape[0], p.shape[1]}) : t);
+    views.push_back(shaped(t, p));
   }
   return views;
+}
+
+std::int64_t float32_before(const ParameterTable& table, const FlatLayout& layout, int unit, std::int64_t end) {
+  std::int64_t sum = 0;
+  for (std::size_t i = layout.first_parameter[index(unit)]; i < layout.first_parameter[index(unit + 1)]; ++i) {
+    const Parameter& p = table.parameters[i];
+    if (p.float32) sum += std::clamp(end - layout.offset[i], std::int64_t{0}, p.numel());
+  }
+  return sum;
 }
 
 }  // namespace onescale

@@ -26,8 +26,11 @@ struct FlatLayout {
 
 using Tensors = std::vector<Tensor>;  // of one unit, in table order
 
-// The tensors of `unit` as views of its flat buffer.
-Tensors unit_views(const ParameterTable& table, const FlatLayout& layout, int unit, Tensor flat);
+// The tensors of `unit` as views of its flat buffer; those that stay float32, of a buffer of their own where there is
+// one, one after the other in the same order.
+Tensors unit_views(const ParameterTable& table, const FlatLayout& layout, int unit, Tensor flat, Tensor float32 = {});
+// Elements that stay float32 among the first `end` of the unit's flat buffer.
+std::int64_t float32_before(const ParameterTable& table, const FlatLayout& layout, int unit, std::int64_t end);
 
 // A flat buffer cut into equal parts, by the rank of the shard group that owns them.
 Tensors shards_of(Tensor flat, int shards);
@@ -49,7 +52,8 @@ struct Owned {
   Tensor part(const Stretch& elements) const;
 };
 
-// Parameters: float32 masters and, in bfloat16, a compute copy of them; in float32 both are the same memory.
+// Parameters: float32 masters and, in bfloat16, a compute copy of them, of which small tensors stay float32: what
+// rounding the weights of a normalisation or a position does reaches every token. In float32 both are the same memory.
 class Weights {
  public:
   virtual ~Weights() = default;
@@ -58,7 +62,7 @@ class Weights {
   virtual const Tensors& gather(int unit, int next = -1) = 0;
   virtual void release(int unit) = 0;
   virtual Owned master(int unit) = 0;    // float32, the part that this process updates
-  virtual Tensor compute(int unit) = 0;  // bfloat16 copy of that part, empty in float32
+  virtual Tensor compute(int unit) = 0;  // bfloat16 copy of that part, written with it; empty in float32
   // That part has been written: others may fetch it. Every rank calls it for the same units in the same order.
   virtual void updated(int) {}
 };

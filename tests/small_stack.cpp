@@ -66,9 +66,10 @@ TEST_P(SmallStack, Vocabulary) {
 
 TEST_P(SmallStack, Width) {
   const Tensor x = full(DType::float32, {2, 3, C}, 2), y = full({2, 3, C}, 1), out = zeros(DType::float32, {2, 3, C}),
-               norm = full({2, 3, C}, 1), w = full({C}, 1), b = full({C}, 0.5f), mean = zeros(DType::float32, {2, 3}),
-               rstd = zeros(DType::float32, {2, 3}), dw = zeros(DType::float32, {C}), db = zeros(DType::float32, {C}),
-               positions = counting({2, 3}, 0, 1), wpe = full({8, C}, 1);
+               norm = full({2, 3, C}, 1), w = full(DType::float32, {C}, 1), b = full(DType::float32, {C}, 0.5f),
+               mean = zeros(DType::float32, {2, 3}), rstd = zeros(DType::float32, {2, 3}),
+               dw = zeros(DType::float32, {C}), db = zeros(DType::float32, {C}), positions = counting({2, 3}, 0, 1),
+               wpe = full(DType::float32, {8, C}, 1);
   const Dropout off, half{0.5f, 1, 2, 3, Site::mlp_output, 4, 0, positions};
   device->residual_layernorm(out, norm, mean, rstd, x, y, b, w, b, 1e-5f, off);
   expect_all(out, 3.5, 0);
@@ -88,7 +89,7 @@ TEST_P(SmallStack, Width) {
   expect_all(db, 6, 0);
 
   const Tensor in = full({6, C}, 1), W = full({48, C}, 1), small = zeros(dtype(), {6, 48}),
-               wide = zeros(dtype(), {6, C}), dW = zeros(DType::float32, {48, C}), bias = full({48}, 2),
+               wide = zeros(dtype(), {6, C}), dW = zeros(DType::float32, {48, C}), bias = full(DType::float32, {48}, 2),
                dbias = zeros(DType::float32, {48});
   device->linear(small, in, W, bias);
   expect_all(small, C + 2, dtype() == DType::bfloat16 ? 0x1p-8 : 0);

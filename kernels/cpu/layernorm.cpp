@@ -12,7 +12,8 @@ namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
 
 template <class T>
-void normalise(T* y, float& mean, float& rstd, const float* x, const T* w, const T* b, std::int64_t C, float eps) {
+void normalise(T* y, float& mean, float& rstd, const float* x, const float* w, const float* b, std::int64_t C,
+               float eps) {
   const auto total = [C](const f16x(&v)[4]) { return sum((v[0] + v[1]) + (v[2] + v[3])) / static_cast<float>(C); };
   f16x sum[4] = {}, squares[4] = {};
   each_vector_of_4(C, [&](std::int64_t i, auto part, int k) { sum[k] += part.load(x + i); });
@@ -30,20 +31,21 @@ void normalise(T* y, float& mean, float& rstd, const float* x, const T* w, const
   });
 }
 
-// y is the normalised tensor or its gradient: one mean and rstd a row of it, weights of its type; x is a stream.
+// y is the normalised tensor or its gradient: one mean and rstd a row of it; x is a stream.
 void check_norm(const char* operation, const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
                 const Tensor& w) {
   expect_activation(operation, "y", y);
   expect(operation, {{"mean", mean, DType::float32, rows_of(y)},
                      {"rstd", rstd, DType::float32, rows_of(y)},
                      {"x", x, stream_like(y)},
-                     {"w", w, y.dtype, {y.dim(-1)}}});
+                     {"w", w, DType::float32, {y.dim(-1)}}});
 }
 
 void check_residual(const char* operation, const Tensor& out, const Tensor& x, const Tensor& y, const Tensor& bias,
                     const Dropout& dropout) {
   expect_activation(operation, "y", y);
-  expect(operation, {{"x", x, stream_like(y)}, {"out", out, stream_like(y)}, {"bias", bias, y.dtype, {y.dim(-1)}}});
+  expect(operation,
+         {{"x", x, stream_like(y)}, {"out", out, stream_like(y)}, {"bias", bias, DType::float32, {y.dim(-1)}}});
   check_dropout(operation, dropout, x);
 }
 
@@ -54,8 +56,8 @@ void add_residual(const Tensor& out, const Tensor& x, const Tensor& y, const Ten
   const std::int64_t C = x.dim(-1);
   each_token(rows_of(x), dropout, threads, [&](std::int64_t i, auto& drop) {
     float* const sum = out.as<float>() + i * C;
-    const float* const from = x.as<float>() + i * C;
-    const T *const add = y.as<T>() + i * C, *const b = bias.as<T>();
+    const float *const from = x.as<float>() + i * C, *const b = bias.as<float>();
+    const T* const add = y.as<T>() + i * C;
     each_vector(C, [&](std::int64_t j, auto part) {
       part.store(sum + j, part.load(from + j) + drop.at(j, part.load(add + j) + part.load(b + j)));
     });
@@ -74,8 +76,8 @@ void CpuDevice::layernorm(Tensor y, Tensor mean, Tensor rstd, Tensor x, Tensor w
   with_storage(y.dtype, [&]<class T>(T) {
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (std::int64_t i = 0; i < n; ++i) {
-      normalise(y.as<T>() + i * C, mean.as<float>()[i], rstd.as<float>()[i], x.as<float>() + i * C, w.as<T>(),
-                b.as<T>(), C, eps);
+      normalise(y.as<T>() + i * C, mean.as<float>()[i], rstd.as<float>()[i], x.as<float>() + i * C, w.as<float>(),
+                b.as<float>(), C, eps);
     }
   });
 }
@@ -91,8 +93,8 @@ void CpuDevice::layernorm_backward(Tensor dx, Tensor dw, Tensor db, Tensor dy, T
   with_storage(dy.dtype, [&]<class T>(T) {
     sum_rows({dw, db}, n, run.scratch<float>(), write, threads_, [=](std::int64_t row, float* sum_w) {
       float* const sum_b = sum_w + C;
-      const float* const in = x.as<float>() + row * C;
-      const T *const dout = dy.as<T>() + row * C, *const weight = w.as<T>();
+      const float *const in = x.as<float>() + row * C, *const weight = w.as<float>();
+      const T* const dout = dy.as<T>() + row * C;
       float* const din = dx.as<float>() + row * C;
       const f16x centre = splat(mean.as<float>()[row]), scale = splat(rstd.as<float>()[row]);
       f16x g_sum = {}, gx_sum = {};
@@ -123,7 +125,8 @@ void CpuDevice::residual_layernorm(Tensor out, Tensor y_norm, Tensor mean, Tenso
   if (!run) return;
   with_storage(y.dtype, [&, C = x.dim(-1)]<class T>(T) {
     add_residual<T>(out, x, y, bias, dropout, threads_, [&](std::int64_t i, const float* sum) {
-      normalise(y_norm.as<T>() + i * C, mean.as<float>()[i], rstd.as<float>()[i], sum, w.as<T>(), b.as<T>(), C, eps);
+      normalise(y_norm.as<T>() + i * C, mean.as<float>()[i], rstd.as<float>()[i], sum, w.as<float>(), b.as<float>(), C,
+                eps);
     });
   });
 }

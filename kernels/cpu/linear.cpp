@@ -16,7 +16,7 @@ using std::int64_t;
 constexpr int64_t few_tokens = 4;
 
 template <class T>
-void linear_few(T* y, const T* x, const T* W, const T* b, int64_t n, int64_t out, int64_t in, int threads) {
+void linear_few(T* y, const T* x, const T* W, const float* b, int64_t n, int64_t out, int64_t in, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t j = 0; j < out; ++j) {
     const T* w = W + j * in;
@@ -24,7 +24,7 @@ void linear_few(T* y, const T* x, const T* W, const T* b, int64_t n, int64_t out
       const T* row = x + i * in;
       f16x sum[4] = {};
       each_vector_of_4(in, [&](int64_t k, auto part, int s) { sum[s] += part.load(row + k) * part.load(w + k); });
-      const float total = cpu::sum((sum[0] + sum[1]) + (sum[2] + sum[3])) + (b == nullptr ? 0 : to_float(b[j]));
+      const float total = cpu::sum((sum[0] + sum[1]) + (sum[2] + sum[3])) + (b == nullptr ? 0 : b[j]);
       put(y[i * out + j], total);
     }
   }
@@ -36,14 +36,14 @@ void CpuDevice::linear(Tensor y, Tensor x, Tensor W, Tensor b) {
   expect_activation("linear", "W", W, 2);
   const int64_t out = W.dim(0), in = W.dim(1), n = rows_of(x);
   expect("linear", {{"W", W, W.dtype, {out, in}}, {"x", x, W.dtype, n, in}, {"y", y, W.dtype, n, out}});
-  if (!b.empty()) expect("linear", {{"b", b, W.dtype, {out}}});
+  if (!b.empty()) expect("linear", {{"b", b, DType::float32, {out}}});
   const Product product{n, out, in, {x.data, in, 1}, {W.data, in, 1}, W.dtype, W.dtype, threads_, bf16_};
   Run run(*this, "linear", 2 * n * in * out, x.bytes() + W.bytes() + y.bytes(),
           n <= few_tokens ? 0 : product.scratch_bytes());
   if (!run) return;
-  if (n > few_tokens) return product.run(y.data, b.data, false, run.scratch());
+  if (n > few_tokens) return product.run(y.data, b.as<float>(), false, run.scratch());
   with_storage(W.dtype,
-               [&]<class T>(T) { linear_few(y.as<T>(), x.as<T>(), W.as<T>(), b.as<T>(), n, out, in, threads_); });
+               [&]<class T>(T) { linear_few(y.as<T>(), x.as<T>(), W.as<T>(), b.as<float>(), n, out, in, threads_); });
 }
 
 void CpuDevice::linear_backward(Tensor dx, Tensor dW, Tensor db, Tensor dy, Tensor x, Tensor W, Write write) {

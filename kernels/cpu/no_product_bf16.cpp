@@ -9,6 +9,6 @@ Bf16 fastest_bf16() {
 std::int64_t Product::pairs_scratch_bytes() const {
   return 0;
 }
-void Product::run_pairs(void*, const onescale::bf16*, bool, char*) const {}
+void Product::run_pairs(void*, const float*, bool, char*) const {}
 
 }  // namespace onescale::cpu::inline ONESCALE_ISA

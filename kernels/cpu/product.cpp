@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <type_traits>
 #include <utility>
 
 #include "kernels/cpu/loops.h"
@@ -106,26 +105,18 @@ class Part {
         group_(std::clamp<int64_t>(grouped().count / 2, 1, group_lanes / grouped().lanes)) {}
 
   int64_t floats() const {
-    const bool wide_bias = product_.input == DType::bfloat16;
     const bool sums = product_.output == DType::bfloat16 && product_.K > depth_;  // between passes over k
     const int64_t panels = whole().count * whole().lanes + group_ * grouped().lanes;
-    return panels * depth_ + (wide_bias ? columns_.total : 0) + (sums ? rows_.total * columns_.total : 0);
+    return panels * depth_ + (sums ? rows_.total * columns_.total : 0);
   }
 
   template <class T>
-  void run(void* c, const Operand& a, const Operand& b, const T* bias, bool accumulate, float* scratch) {
+  void run(void* c, const Operand& a, const Operand& b, const float* bias, bool accumulate, float* scratch) {
     const Operand &from_whole = whole_a_ ? a : b, &from_grouped = whole_a_ ? b : a;
     const auto take = [&](int64_t size) { return std::exchange(scratch, scratch + size); };
     float* const whole_panels = take(whole().count * whole().lanes * depth_);
     float* const grouped_panels = take(group_ * grouped().lanes * depth_);
-    if constexpr (std::is_same_v<T, float>) {
-      bias_ = bias;
-    } else if (bias != nullptr) {
-      float* const wide = take(columns_.total);
-      for (int64_t j = 0; j < columns_.total; ++j) wide[j] = to_float(bias[j]);
-      bias_ = wide;
-    }
-    c_ = c, accumulate_ = accumulate;
+    c_ = c, bias_ = bias, accumulate_ = accumulate;
     result_ = product_.output == DType::float32 ? static_cast<float*>(c) : scratch;
     result_row_ = product_.output == DType::float32 ? product_.N : columns_.total;
     for (int64_t k = 0; k < product_.K; k += depth_) {
@@ -239,26 +230,25 @@ int64_t Product::scratch_bytes() const {
   return parts.count * floats_of(*this, parts) * size_of(DType::float32);
 }
 
-void Product::run(void* c, const void* bias, bool accumulate, char* scratch) const {
+void Product::run(void* c, const float* bias, bool accumulate, char* scratch) const {
   if (M == 0 || N == 0) return;
   if (K == 0) {
     if (!accumulate) zero(static_cast<char*>(c), M * N * size_of(output), threads);
     return;
   }
-  if (by_pairs()) return run_pairs(c, static_cast<const onescale::bf16*>(bias), accumulate, scratch);
+  if (by_pairs()) return run_pairs(c, bias, accumulate, scratch);
   const Parts parts = parts_of(*this);
   const int64_t floats = floats_of(*this, parts);
   with_storage(input, [&]<class T>(T) {
-    const auto at = [](const void* p, int64_t index) {
-      return p == nullptr ? nullptr : static_cast<const T*>(p) + index;
-    };
+    const auto at = [](const void* p, int64_t index) { return static_cast<const T*>(p) + index; };
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t t = 0; t < parts.count; ++t) {
       const int64_t i = t / parts.across * parts.rows, j = t % parts.across * parts.columns;
       Part part(*this, std::min(parts.rows, M - i), std::min(parts.columns, N - j), parts.whole_a());
-      part.run(static_cast<char*>(c) + (i * N + j) * size_of(output), {at(a.data, i * a.row), a.row, a.step},
-               {at(b.data, j * b.row), b.row, b.step}, at(bias, j), accumulate,
-               reinterpret_cast<float*>(scratch) + t * floats);
+      part.template run<T>(static_cast<char*>(c) + (i * N + j) * size_of(output),
+                           {at(a.data, i * a.row), a.row, a.step}, {at(b.data, j * b.row), b.row, b.step},
+                           bias == nullptr ? nullptr : bias + j, accumulate,
+                           reinterpret_cast<float*>(scratch) + t * floats);
     }
   });
 }

@@ -22,7 +22,7 @@ enum class Bf16 : std::uint8_t { converted, vectors, tiles };
 // The fastest that this processor and system have. Asks the system for the use of tiles.
 Bf16 fastest_bf16();
 
-// c [M, N] = a [M, K] b [N, K]^T. a, b (and a bias) are of `input` type; c is contiguous, float32 or of `input` type.
+// c [M, N] = a [M, K] b [N, K]^T. a, b are of `input` type; c is contiguous, float32 or of `input` type.
 struct Product {
   std::int64_t M, N, K;
   Operand a, b;
@@ -33,12 +33,12 @@ struct Product {
   std::int64_t scratch_bytes() const;  // whatever the operands' data, which may be null
   // c is overwritten, or added to when `accumulate` (float32 only); bias [N] is added to every row unless null, K
   // is 0 or c is added to.
-  void run(void* c, const void* bias, bool accumulate, char* scratch) const;
+  void run(void* c, const float* bias, bool accumulate, char* scratch) const;
 
  private:
   bool by_pairs() const { return input == DType::bfloat16 && bf16 != Bf16::converted; }
   std::int64_t pairs_scratch_bytes() const;
-  void run_pairs(void* c, const onescale::bf16* bias, bool accumulate, char* scratch) const;
+  void run_pairs(void* c, const float* bias, bool accumulate, char* scratch) const;
 };
 
 // How threads share a product: parts that each packs for itself. They need not wait for each other, and cores that

@@ -163,7 +163,7 @@ class Part {
     return panels * panel_floats() + (keeps_sums() ? M_ * N_ : 0);
   }
 
-  void run(char* c, const Operand& a, const Operand& b, const bf16* bias, bool accumulate, float* scratch) const {
+  void run(char* c, const Operand& a, const Operand& b, const float* bias, bool accumulate, float* scratch) const {
     const Operand &from_whole = whole_a_ ? a : b, &from_grouped = whole_a_ ? b : a;
     const int64_t whole = whole_a_ ? M_ : N_, grouped = whole_a_ ? N_ : M_;
     float* const whole_panels = scratch;
@@ -202,7 +202,7 @@ class Part {
   // c [i .. i + 32, j .. j + 32] from a panel of a and one of b. Sums between passes over k lie in c where it is
   // float32.
   void compute(const float* a, const float* b, int64_t blocks, int64_t i, int64_t j, bool first, bool last, char* c,
-               const bf16* bias, bool accumulate, float* between) const {
+               const float* bias, bool accumulate, float* between) const {
     const int64_t rows = std::min(panel, M_ - i), columns = std::min(panel, N_ - j);
     const bool wide = product_.output == DType::float32;
     float* const result = wide ? reinterpret_cast<float*>(c) + i * product_.N + j : between + i * N_ + j;
@@ -267,7 +267,7 @@ int64_t Product::pairs_scratch_bytes() const {
   return parts.count * ceil_div(Part(*this, parts.rows, parts.columns, parts.whole_a()).floats(), width) * width * 4;
 }
 
-void Product::run_pairs(void* c, const onescale::bf16* bias, bool accumulate, char* scratch) const {
+void Product::run_pairs(void* c, const float* bias, bool accumulate, char* scratch) const {
   const Parts parts = parts_of(*this);
   const int64_t bytes = pairs_scratch_bytes() / parts.count;
 #pragma omp parallel for num_threads(threads) schedule(static)

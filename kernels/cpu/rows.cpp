@@ -117,22 +117,19 @@ void CpuDevice::scatter_rows(Tensor out, Tensor rows, Tensor index) {
 
 void CpuDevice::add_positions(Tensor x, Tensor positions, Tensor wpe, const Dropout& dropout) {
   expect_activation("add_positions", "x", x, 3);
-  expect_activation("add_positions", "wpe", wpe, 2);
   expect("add_positions", {{"x", x, DType::float32, {x.dim(0), x.dim(1), x.dim(-1)}},
                            {"positions", positions, DType::int32, {x.dim(0), x.dim(1)}},
-                           {"wpe", wpe, wpe.dtype, {wpe.dim(0), x.dim(-1)}}});
+                           {"wpe", wpe, DType::float32, {wpe.dim(0), x.dim(-1)}}});
   check_dropout("add_positions", dropout, x);
-  Run run(*this, "add_positions", x.numel(), 2 * x.bytes() + x.numel() * size_of(wpe.dtype));
+  Run run(*this, "add_positions", x.numel(), 3 * x.bytes());
   if (!run) return;
   check_range("add_positions", positions, wpe.dim(0));
   const std::int64_t C = x.dim(-1);
-  with_storage(wpe.dtype, [&]<class T>(T) {
-    each_token(rows_of(x), dropout, threads_, [&](std::int64_t token, auto& drop) {
-      float* const row = x.as<float>() + token * C;
-      const T* const position = wpe.as<T>() + positions.as<std::int32_t>()[token] * C;
-      each_vector(C, [&](std::int64_t i, auto part) {
-        part.store(row + i, drop.at(i, part.load(row + i) + part.load(position + i)));
-      });
+  each_token(rows_of(x), dropout, threads_, [&](std::int64_t token, auto& drop) {
+    float* const row = x.as<float>() + token * C;
+    const float* const position = wpe.as<float>() + positions.as<std::int32_t>()[token] * C;
+    each_vector(C, [&](std::int64_t i, auto part) {
+      part.store(row + i, drop.at(i, part.load(row + i) + part.load(position + i)));
     });
   });
 }

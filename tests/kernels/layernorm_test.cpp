@@ -73,15 +73,15 @@ constexpr std::int64_t lengths[] = {1, 13, 40};  // 80 tokens are more than two 
 TEST_P(LayerNorm, NormalisesRows) {
   for (const std::int64_t C : widths) {
     for (const std::int64_t T : lengths) {
-      const Values x = randoms(B * T * C, 1, DType::float32, 3), w = randoms(C, 2, dtype()), b = randoms(C, 3, dtype());
+      const Values x = randoms(B * T * C, 1, DType::float32, 3), w = randoms(C, 2), b = randoms(C, 3);
       const Normalised want = normalise(x, w, b);
       std::vector<Values> results;
       for (int threads = 1; threads <= 3; ++threads) {
         const auto device = make(threads);
         const Tensor y = garbage(*device, dtype(), {B, T, C}), mean = garbage(*device, DType::float32, {B, T}),
                      rstd = garbage(*device, DType::float32, {B * T});
-        device->layernorm(y, mean, rstd, put(*device, DType::float32, {B, T, C}, x), put(*device, dtype(), {C}, w),
-                          put(*device, dtype(), {C}, b), eps);
+        device->layernorm(y, mean, rstd, put(*device, DType::float32, {B, T, C}, x),
+                          put(*device, DType::float32, {C}, w), put(*device, DType::float32, {C}, b), eps);
         results.push_back(get(*device, y));
         EXPECT_LT(relative_error(results.back(), want.y), tolerance()) << C << " " << T;
         EXPECT_LT(relative_error(get(*device, mean), want.mean), 1e-5);
@@ -103,8 +103,8 @@ TEST_P(LayerNorm, SurvivesALargeMean) {
   const auto device = make();
   const Tensor y = garbage(*device, dtype(), {3, C}), mean = garbage(*device, DType::float32, {3}),
                rstd = garbage(*device, DType::float32, {3});
-  device->layernorm(y, mean, rstd, put(*device, DType::float32, {3, C}, x), put(*device, dtype(), {C}, one),
-                    put(*device, dtype(), {C}, zero), eps);
+  device->layernorm(y, mean, rstd, put(*device, DType::float32, {3, C}, x), put(*device, DType::float32, {C}, one),
+                    put(*device, DType::float32, {C}, zero), eps);
   EXPECT_LT(relative_error(get(*device, y), normalise(x, one, zero).y), std::max(1e-4, tolerance()));
 }
 
@@ -112,8 +112,8 @@ TEST_P(LayerNorm, GradientIsAddedToDx) {
   for (const std::int64_t C : widths) {
     for (const std::int64_t T : lengths) {
       const std::int64_t n = B * T;
-      const Values x = randoms(n * C, 1, DType::float32, 3), w = randoms(C, 2, dtype()),
-                   dy = randoms(n * C, 4, dtype()), start = randoms(n * C, 5);
+      const Values x = randoms(n * C, 1, DType::float32, 3), w = randoms(C, 2), dy = randoms(n * C, 4, dtype()),
+                   start = randoms(n * C, 5);
       const Normalised forward = normalise(x, w, w);
       Gradients want = normalise_backward(dy, x, w);
       for (std::size_t i = 0; i < start.size(); ++i) want.dx[i] += start[i];
@@ -122,8 +122,9 @@ TEST_P(LayerNorm, GradientIsAddedToDx) {
         const auto device = make(threads);
         const Tensor dx = put(*device, DType::float32, {n, C}, start), dw = garbage(*device, DType::float32, {C}),
                      db = garbage(*device, DType::float32, {C}), mean = put(*device, DType::float32, {n}, forward.mean),
-                     rstd = put(*device, DType::float32, {n}, forward.rstd), weight = put(*device, dtype(), {C}, w),
-                     in = put(*device, DType::float32, {n, C}, x), dout = put(*device, dtype(), {n, C}, dy);
+                     rstd = put(*device, DType::float32, {n}, forward.rstd),
+                     weight = put(*device, DType::float32, {C}, w), in = put(*device, DType::float32, {n, C}, x),
+                     dout = put(*device, dtype(), {n, C}, dy);
         device->layernorm_backward(dx, dw, db, dout, in, mean, rstd, weight, Write::overwrite);
         EXPECT_LT(relative_error(get(*device, dx), want.dx), 1e-5) << C << " " << T;
         EXPECT_LT(relative_error(get(*device, dw), want.dw), 1e-5) << C << " " << T;
@@ -150,7 +151,7 @@ struct Stream {
   Dropout dropout;
 
   Stream(Device& device, DType dtype, std::int64_t T, std::int64_t C, float p)
-      : T(T), C(C), x(randoms(B * T * C, 1)), y(randoms(B * T * C, 2, dtype)), bias(randoms(C, 3, dtype)) {
+      : T(T), C(C), x(randoms(B * T * C, 1)), y(randoms(B * T * C, 2, dtype)), bias(randoms(C, 3)) {
     Indices order(static_cast<std::size_t>(B * T));
     for (std::size_t i = 0; i < order.size(); ++i)
       order[i] = static_cast<std::int32_t>(100 + i % static_cast<std::size_t>(T));
@@ -175,7 +176,8 @@ TEST_P(LayerNorm, ResidualAddsTheDroppedBranch) {
         const auto device = make(threads);
         const Stream s(*device, dtype(), 13, C, p);
         const Tensor x = put(*device, DType::float32, {B, 13, C}, s.x), y = put(*device, dtype(), {B, 13, C}, s.y),
-                     bias = put(*device, dtype(), {C}, s.bias), out = garbage(*device, DType::float32, {B, 13, C});
+                     bias = put(*device, DType::float32, {C}, s.bias),
+                     out = garbage(*device, DType::float32, {B, 13, C});
         device->residual(out, x, y, bias, s.dropout);
         EXPECT_LT(relative_error(get(*device, out), s.sum()), 1e-6) << C << " " << p;
         device->residual(x, x, y, bias, s.dropout);
@@ -194,8 +196,9 @@ TEST_P(LayerNorm, ResidualLayerNormIsTheTwoOneAfterTheOther) {
         const auto block = [&](DType type) { return garbage(*device, type, {B, T, C}); };
         const auto row = [&] { return garbage(*device, DType::float32, {B, T}); };
         const Tensor x = put(*device, DType::float32, {B, T, C}, s.x), y = put(*device, dtype(), {B, T, C}, s.y),
-                     bias = put(*device, dtype(), {C}, s.bias), w = put(*device, dtype(), {C}, randoms(C, 4, dtype())),
-                     b = put(*device, dtype(), {C}, randoms(C, 5, dtype())), out = block(DType::float32),
+                     bias = put(*device, DType::float32, {C}, s.bias),
+                     w = put(*device, DType::float32, {C}, randoms(C, 4)),
+                     b = put(*device, DType::float32, {C}, randoms(C, 5)), out = block(DType::float32),
                      norm = block(dtype()), out2 = block(DType::float32), norm2 = block(dtype()), mean = row(),
                      rstd = row(), mean2 = row(), rstd2 = row();
         device->residual(out, x, y, bias, s.dropout);
@@ -249,11 +252,11 @@ TEST_P(LayerNorm, ResidualGradientIsMaskedAndSummed) {
 TEST_P(LayerNorm, RefusesWhatDoesNotFit) {
   const auto device = make();
   const auto tensor = [&](DType type, Shape shape) { return device->allocate(Kind::workspace, type, shape); };
-  const Tensor x = tensor(DType::float32, {4, 8}), y = tensor(dtype(), {4, 8}), w = tensor(dtype(), {8}),
+  const Tensor x = tensor(DType::float32, {4, 8}), y = tensor(dtype(), {4, 8}), w = tensor(DType::float32, {8}),
                stat = tensor(DType::float32, {4}), dw = tensor(DType::float32, {8});
   const Tensor bth = x.view({2, 2, 8}), y_bth = y.view({2, 2, 8});
   EXPECT_EQ(sentence([&] { device->layernorm(y, stat, stat, x, w.slice(0, 0, 6), w, eps); }),
-            str("layernorm: w is ", name_of(dtype()), " [6], expected contiguous ", name_of(dtype()), " [8]"));
+            "layernorm: w is float32 [6], expected contiguous float32 [8]");
   EXPECT_NE(sentence([&] { device->layernorm(y, stat.slice(0, 0, 3), stat, x, w, w, eps); }), "");
   EXPECT_NE(sentence([&] { device->layernorm(y.slice(0, 0, 2), stat, stat, x, w, w, eps); }), "");
   EXPECT_NE(sentence([&] { device->layernorm(y, stat, stat, tensor(DType::bfloat16, {4, 8}), w, w, eps); }), "");

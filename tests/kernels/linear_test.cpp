@@ -45,7 +45,7 @@ struct Case {
       : s(sizes),
         x(randoms(s.n * s.in, 1, dtype)),
         W(randoms(s.out * s.in, 2, dtype)),
-        b(randoms(s.out, 3, dtype)),
+        b(randoms(s.out, 3)),
         dy(randoms(s.n * s.out, 4, dtype)) {}
   double at(const Values& v, std::int64_t i, std::int64_t j, std::int64_t columns) const {
     return v[static_cast<std::size_t>(i * columns + j)];
@@ -89,7 +89,7 @@ TEST_P(Linear, ForwardOfEverySizeWithAndWithoutBias) {
   for (const Sizes& s : all_sizes) {
     const Case c(s, dtype());
     const Tensor x = put_between(*device, dtype(), {s.n, s.in}, c.x);
-    const Tensor W = put_between(*device, dtype(), {s.out, s.in}, c.W), b = put(*device, dtype(), {s.out}, c.b);
+    const Tensor W = put_between(*device, dtype(), {s.out, s.in}, c.W), b = put(*device, DType::float32, {s.out}, c.b);
     const Tensor wide = garbage(*device, dtype(), {s.n + 2, s.out}), y = wide.slice(0, 1, s.n + 1);
     device->linear(y, x, W, {});
     EXPECT_LT(relative_error(get(*device, y), c.y(false)), tolerance()) << c.name();
@@ -183,7 +183,7 @@ TEST_P(Linear, DryRunFindsTheScratch) {
       const auto tensor = [&](DType type, Shape shape) { return device.allocate(Kind::workspace, type, shape); };
       const Tensor x = tensor(dtype(), {s.n, s.in}), W = tensor(dtype(), {s.out, s.in}),
                    y = tensor(dtype(), {s.n, s.out});
-      device.linear(y, x, W, tensor(dtype(), {s.out}));
+      device.linear(y, x, W, tensor(DType::float32, {s.out}));
       device.linear_backward(x, tensor(DType::float32, {s.out, s.in}), {}, y, x, W, Write::overwrite);
       return device.memory()[static_cast<std::size_t>(Kind::kernel_scratch)];
     };

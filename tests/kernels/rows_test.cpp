@@ -136,10 +136,10 @@ TEST_P(Rows, PositionsAreAddedAndDropped) {
       std::vector<Values> results;
       for (int threads = 1; threads <= 3; ++threads) {
         const auto device = make(threads);
-        const Values x = randoms(n * C, 7), wpe = randoms(P * C, 8, dtype());
+        const Values x = randoms(n * C, 7), wpe = randoms(P * C, 8);
         const Dropout dropout = some_dropout(*device, p);
         const Tensor t = put(*device, DType::float32, {B, T, C}, x);
-        device->add_positions(t, dropout.positions, put(*device, dtype(), {P, C}, wpe), dropout);
+        device->add_positions(t, dropout.positions, put(*device, DType::float32, {P, C}, wpe), dropout);
         Values want(x.size());
         for (std::int64_t i = 0; i < n; ++i) {
           const std::int32_t position = places()[static_cast<std::size_t>(i)];
@@ -200,7 +200,7 @@ TEST_P(Rows, DropoutDoesNotSeeTheCut) {
   Indices order(static_cast<std::size_t>(n));
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i % T);
   const Values ones(static_cast<std::size_t>(n * C), 1.0);
-  const Tensor wpe = device->allocate(Kind::parameters, dtype(), {T, C});
+  const Tensor wpe = device->allocate(Kind::parameters, DType::float32, {T, C});
   const auto run = [&](std::int64_t row, std::int64_t rows, std::int64_t begin, std::int64_t end) {
     Dropout d{0.5f, 1, 2, 3, Site::embedding, row, 0, {}};
     Indices part;
@@ -224,7 +224,8 @@ TEST_P(Rows, DropoutDoesNotSeeTheCut) {
 TEST_P(Rows, RefusesWhatDoesNotFit) {
   const auto device = make();
   const auto tensor = [&](DType type, Shape shape) { return device->allocate(Kind::workspace, type, shape); };
-  const Tensor x = tensor(DType::float32, {n, 8}), table = tensor(dtype(), {V, 8}), index = tensor(DType::int32, {n});
+  const Tensor x = tensor(DType::float32, {n, 8}), table = tensor(DType::float32, {V, 8}),
+               index = tensor(DType::int32, {n});
   EXPECT_EQ(sentence([&] { device->gather_rows(x, table, index.slice(0, 0, 5), 0); }),
             "gather_rows: index is int32 [5], expected 26 contiguous elements of int32");
   EXPECT_NE(sentence([&] { device->gather_rows(x.slice(1, 0, 4), table, index, 0); }), "");

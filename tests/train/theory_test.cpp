@@ -37,18 +37,37 @@ std::int64_t up(std::int64_t n, std::int64_t to) {
   return (n + to - 1) / to * to;
 }
 
-// Elements of each unit on a tp rank: every tensor padded to 16, the whole to 16 a shard.
-std::vector<std::int64_t> units(int tp, int shards) {
-  const auto sum = [&](std::initializer_list<std::int64_t> tensors) {
-    std::int64_t n = 0;
-    for (const std::int64_t t : tensors) n += up(t, 16);
-    return up(n, 16 * shards);
-  };
+// Elements of the tensors of each unit on a tp rank.
+std::vector<std::vector<std::int64_t>> tensors(int tp) {
   const std::int64_t qkv = C / tp + 2 * d, i = I / tp;
-  const std::int64_t block = sum({C, C, qkv * C, qkv, C * (C / tp), C, C, C, i * C, i, C * i, C});
-  std::vector<std::int64_t> all(1, sum({up(V, tp) / tp * C, P * C}));
-  all.insert(all.end(), L, block);
-  all.push_back(sum({C, C}));
+  std::vector<std::vector<std::int64_t>> all{{up(V, tp) / tp * C, P * C}};
+  all.insert(all.end(), L, {C, C, qkv * C, qkv, C * (C / tp), C, C, C, i * C, i, C * i, C});
+  all.push_back({C, C});
+  return all;
+}
+// Elements of each unit: every tensor padded to 16, the whole to 16 a shard.
+std::vector<std::int64_t> units(int tp, int shards) {
+  std::vector<std::int64_t> all;
+  for (const auto& unit : tensors(tp)) {
+    std::int64_t n = 0;
+    for (const std::int64_t t : unit) n += up(t, 16);
+    all.push_back(up(n, 16 * shards));
+  }
+  return all;
+}
+// Elements of each unit, from shard `first` on, that a bfloat16 model takes in float32: vectors and positions.
+std::vector<std::int64_t> float32_units(int tp, int shards, int first) {
+  std::vector<std::int64_t> all;
+  for (const auto& unit : tensors(tp)) {
+    std::int64_t offset = 0, kept = 0;
+    const std::int64_t begin = first * (units(tp, shards)[all.size()] / shards);
+    for (const std::int64_t t : unit) {
+      const bool vector = t == C || t == I / tp || t == C / tp + 2 * d, positions = all.empty() && offset > 0;
+      if (vector || positions) kept += std::clamp(offset + t - begin, std::int64_t{0}, t);
+      offset += up(t, 16);
+    }
+    all.push_back(kept);
+  }
   return all;
 }
 std::int64_t total(const std::vector<std::int64_t>& n) {
@@ -67,7 +86,11 @@ TEST(Theory, BytesOfARank) {
       const std::int64_t parameters = stage == 3 ? part : whole, gradients = stage >= 2 ? part : whole,
                          state = stage >= 1 ? part : whole;
       EXPECT_EQ(f32.memory(Kind::parameters), 4 * parameters) << layout.text() << " zero " << stage;
-      EXPECT_EQ(half.memory(Kind::parameters), 2 * parameters + 4 * state) << layout.text() << " zero " << stage;
+      const int rank = stage == 3 ? layout.shard_rank() : 0, end = stage == 3 ? rank + 1 : layout.shards();
+      const std::int64_t kept = total(float32_units(layout.tp, layout.shards(), rank)) -
+                                total(float32_units(layout.tp, layout.shards(), end));
+      EXPECT_EQ(half.memory(Kind::parameters), 2 * parameters + 4 * kept + 4 * state)
+          << layout.text() << " zero " << stage;
       for (const Planned* plan : {&f32, &half}) {
         EXPECT_EQ(plan->memory(Kind::gradients), 4 * gradients) << layout.text() << " zero " << stage;
         EXPECT_EQ(plan->memory(Kind::optimizer), 2 * 4 * state) << layout.text() << " zero " << stage;
@@ -97,11 +120,17 @@ TEST(Theory, CollectivesOfTheShardGroup) {
             EXPECT_EQ(did.at("exchange"), (Traffic::Count{1, 8 * others}));  // the loss
 
             Traffic::Count gathers{static_cast<std::int64_t>(n.size()), size_of(dtype) * part * others};
-            if (stage == 0) gathers = all ? Traffic::Count{0, 0} : Traffic::Count{gathers.calls, 4 * part * others};
+            const std::vector<std::int64_t> kept = float32_units(1, W, W - 1);  // that this rank, the last, sends
+            if (dtype == DType::bfloat16) gathers = {2 * gathers.calls, gathers.bytes + 4 * total(kept) * others};
+            if (stage == 0) gathers = all ? Traffic::Count{0, 0} : Traffic::Count{std::ssize(n), 4 * part * others};
             if (stage == 3) {
               // Two buffers for L blocks: each pass forth or back over them fetches those that are not still there.
               const std::int64_t fetches = L + (2 * M - 1) * (L - 2);
               gathers = {2 + fetches, size_of(dtype) * others * (n.front() + n.back() + fetches * n[1]) / W};
+              if (dtype == DType::bfloat16) {
+                gathers.calls *= 2;
+                gathers.bytes += 4 * others * (kept.front() + kept.back() + fetches * kept[1]);
+              }
             }
             EXPECT_EQ(did.contains("all_gather") ? did.at("all_gather") : Traffic::Count{}, gathers)
                 << "zero " << stage << " " << name << " W " << W << " M " << M;
