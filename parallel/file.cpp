@@ -57,8 +57,9 @@ File File::create(const std::string& path) {
 }
 
 void File::fail(const std::string& what) const {
-  const char* fix =
-      errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free some space" : "check the path and its rights";
+  const char* fix = errno == ENOSPC || errno == EDQUOT ? "free some space"
+                    : errno == EFBIG                   ? "raise the limit on the size of files (ulimit -f)"
+                                                       : "check the path and its rights";
   throw UnreadableFile(str(path_, ": ", what, ": ", std::strerror(errno), "; ", fix));
 }
 

@@ -74,6 +74,11 @@ std::string progress_text(const Progress& p) {
              " left");
 }
 
+void check_output() {
+  check(std::fflush(stdout) == 0 && std::ferror(stdout) == 0,
+        "standard output cannot be written; its reader is gone or the disk full");
+}
+
 Log::Log(const std::string& dir, bool terminal, std::FILE* out)
     : path_(dir + "/log.txt"),
       file_(dir.empty() ? std::ofstream() : append_to(path_)),

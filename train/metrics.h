@@ -34,6 +34,9 @@ struct Progress {
 std::string progress_text(const Progress& progress);
 std::string duration_text(double seconds);  // "42s", "1m 05s", "2h 03m"
 
+// Throws Error where what was printed on standard output did not arrive.
+void check_output();
+
 // Lines of standard output and of DIR/log.txt (which gets a time before each). On a terminal the progress line is
 // rewritten in place; elsewhere one that is due is printed as a line.
 class Log {
