@@ -174,7 +174,7 @@ std::string save_checkpoint(const std::string& run_dir, const CheckpointContents
   };
   try {
     with_root([&] {
-      if (fs::create_directories(root)) sync_directory(run_dir);
+      if (fs::create_directory(root)) sync_directory(run_dir);
       remove_temporaries(root);
       check_free_space(root, contents, table);
       fs::create_directory(dir);

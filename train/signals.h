@@ -8,8 +8,8 @@ namespace onescale {
 // failures of a write, not the end of the process.
 void guard_descriptors();
 
-// Installs the handlers and forgets a signal of before. SIGHUP stays ignored where nohup has it so. A second SIGINT or SIGTERM, more than half a second after the
-// first signal, ends the process at once with 128 + signal.
+// Installs the handlers and forgets a signal of before. SIGHUP stays ignored where nohup has it so. A second SIGINT or
+// SIGTERM, more than half a second after the first signal, ends the process at once with 128 + signal.
 void catch_stop_signals();
 
 // The first signal that arrived, 0 for none.

@@ -31,6 +31,7 @@ int TrainingRun::run() {
   }
   const int code = steps();
   if (trace_) trace_->finish();
+  if (directory_) directory_->check_there();
   return code;
 }
 

@@ -3,9 +3,12 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include "kernels/error.h"
@@ -30,9 +33,21 @@ RunDirectory::RunDirectory(const std::string& path) : path_(path) {
   check(!error, "run_dir ", path, ": cannot be made: ", error.message(), "; check the path and its rights");
   lock_ = ::open((path + "/.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
   check(lock_ >= 0, "run_dir ", path, " is not writable; give one that is");
-  const bool alone = ::flock(lock_, LOCK_EX | LOCK_NB) == 0;
-  if (!alone) ::close(lock_);
-  check(alone, "run_dir ", path, " is in use by another process; wait for it or give another run_dir");
+  if (::flock(lock_, LOCK_EX | LOCK_NB) == 0) return;
+  if (errno == EWOULDBLOCK) ::close(lock_);
+  check(errno != EWOULDBLOCK, "run_dir ", path, " is in use by another process; wait for it or give another run_dir");
+  // Lustre and NFS may be mounted without locks.
+  warning_ =
+      str("run_dir ", path, " is not locked (", std::strerror(errno), "): see to it that no other process uses it");
+}
+
+void RunDirectory::check_there() const {
+  struct stat ours {
+  }, there{};
+  const bool found = ::stat((path_ + "/.lock").c_str(), &there) == 0;
+  if (!found && errno != ENOENT && errno != ENOTDIR) return;  // a server that does not answer now
+  check(found && ::fstat(lock_, &ours) == 0 && ours.st_ino == there.st_ino && ours.st_dev == there.st_dev, "run_dir ",
+        path_, " was removed, moved or replaced while the run went on; put it back, or start again");
 }
 
 RunDirectory::~RunDirectory() {
@@ -76,6 +91,7 @@ TrainingRun::TrainingRun(const Options& options, World& world)
     // A launcher gives its ranks a terminal of its own, whatever its output goes to.
     const bool terminal = isatty(STDOUT_FILENO) != 0 && world_.launch().source.empty();
     log_ = std::make_unique<Log>(options_.run_dir, terminal);
+    if (!directory_->warning().empty()) say(directory_->warning());
   });
   find_start();
   world_.check_same("program, options or data", identity(options_));

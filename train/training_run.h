@@ -14,8 +14,8 @@
 
 namespace onescale {
 
-// RUN/config.toml, metrics.jsonl, log.txt and checkpoints/, locked against a second process. One that is given up
-// before keep() is left as it was found.
+// RUN/config.toml, metrics.jsonl, log.txt and checkpoints/, locked against a second process where the file system can.
+// One that is given up before keep() is left as it was found.
 class RunDirectory {
  public:
   explicit RunDirectory(const std::string& path);
@@ -23,9 +23,11 @@ class RunDirectory {
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
   void keep() { existed_ = was_run_ = true; }
+  const std::string& warning() const { return warning_; }  // a sentence, or empty
+  void check_there() const;                                // throws where the directory has been removed or replaced
 
  private:
-  std::string path_;
+  std::string path_, warning_;
   bool existed_, was_run_;
   int lock_ = -1;
 };
@@ -77,7 +79,9 @@ class TrainingRun {
     if (log_) log_->line(str(line...));
   }
   void record(const Json& line) {
-    if (metrics_) metrics_->write(line);
+    if (!metrics_) return;
+    directory_->check_there();
+    metrics_->write(line);
   }
 
   Options options_;

@@ -1,5 +1,8 @@
 // The program as a process: descriptors that are closed, readers that go away, signals. Each command line runs in a
 // shell of its own.
+#include <cerrno>
+#include <cstring>
+
 #include "parallel/file.h"
 #include "tests/job.h"
 #include "tests/runs.h"
@@ -98,6 +101,26 @@ TEST_F(Process, SavesWhenItsTerminalGoes) {
   EXPECT_EQ(cut.code, 1);
   EXPECT_EQ(cut.first_line(), "onescale: stopped by a signal; nothing is kept of " + at("cut"));
   for (const std::string& name : names(dir->path())) EXPECT_FALSE(name.starts_with("cut")) << name;
+}
+
+// What Lustre and NFS mounted without locks answer; a lock that another holds is EWOULDBLOCK.
+TEST_F(Process, GoesOnWithAWarningWhereTheFileSystemHasNoLocks) {
+  const auto with = [](int error, const std::string& run) {
+    return run_job(str("ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 FLOCK_ERRNO=", error,
+                       " LD_PRELOAD=" NO_FLOCK " ", train(run)),
+                   true);
+  };
+  for (const int error : {ENOLCK, ENOSYS, EOPNOTSUPP}) {
+    const std::string run = str("unlocked", error);
+    const Ended ended = with(error, run);
+    EXPECT_EQ(ended.code, 0) << ended.error;
+    EXPECT_EQ(ended.first_line(), str("run_dir ", at(run), " is not locked (", std::strerror(error),
+                                      "): see to it that no other process uses it"));
+    expect_same_run(run);
+  }
+  const Ended ended = with(EWOULDBLOCK, "locked");
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_NE(ended.error.find("is in use by another process"), std::string::npos) << ended.error;
 }
 
 }  // namespace

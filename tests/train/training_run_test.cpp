@@ -5,6 +5,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "parallel/file.h"
 #include "tests/runs.h"
@@ -137,6 +138,25 @@ TEST_F(TrainingRuns, RefusesASecondProcessAndOtherSettings) {
   }
   o.n_layer = 3;
   EXPECT_THROW(TrainingRun(o, world), UsageError);
+}
+
+TEST_F(TrainingRuns, IsAFailureWhereItsDirectoryGoes) {
+  for (const std::int64_t save_every : {0, 1}) {
+    const std::string run = str("gone", save_every);
+    Options o = options(run);
+    o.steps = 1'000'000;
+    o.save_every = save_every;
+    TrainingRun training(o, world);
+    std::thread mover([&] {
+      while (read_metrics(o.run_dir).size() < 4) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      fs::rename(o.run_dir, o.run_dir + "_moved");
+    });
+    const std::string said = sentence([&] { training.run(); });
+    mover.join();
+    EXPECT_EQ(said, str("run_dir ", o.run_dir,
+                        " was removed, moved or replaced while the run went on; put it back, or start again"));
+    EXPECT_FALSE(fs::exists(o.run_dir));
+  }
 }
 
 TEST_F(TrainingRuns, RefusesOtherDataUnderTheSameName) {
