@@ -56,6 +56,7 @@ class TrainingRun {
 
   // What the constructor does.
   void find_start();
+  bool complete() const;  // the last step is done, and what is due after it
   Flat settings() const;
   void open_data();
   void allocate();
@@ -65,7 +66,8 @@ class TrainingRun {
   bool stopping();  // the same answer on every rank
   void one_step();
   void report(const StepResult& result, double seconds, double lr);
-  bool save();  // false, with a warning, when it failed
+  bool save();                         // false, with a warning, when it failed
+  void prune(std::int64_t keep_last);  // never the newest whole checkpoint
   void evaluate();
   void write_sample();
   bool due(std::int64_t every) const {
@@ -102,6 +104,7 @@ class TrainingRun {
   std::unique_ptr<Buffers> buffers_;
   std::unique_ptr<Trace> trace_;
   TrainerState state_;
+  bool complete_ = false;
   std::int64_t seq_len_ = 0, steps_here_ = 0, saved_step_ = -1;
   double peak_flops_ = 0, longest_step_ = 0, longest_save_ = 0;
   std::chrono::steady_clock::time_point start_;
