@@ -6,6 +6,7 @@
 #include "kernels/error.h"
 #include "train/commands.h"
 #include "train/metrics.h"
+#include "train/session.h"
 #include "train/signals.h"
 
 int main(int argc, char** argv) {
@@ -34,6 +35,10 @@ int main(int argc, char** argv) {
     world.set_timeout(parsed.options.comm_timeout);
     if (world.rank() == 0 && world.launch().world > 1) {
       std::printf("%d ranks from %s\n", world.launch().world, world.launch().source.c_str());
+    }
+    if (on_ranks != commands_on_ranks.end()) {
+      const std::string idle = idle_cpus(parsed.options, world.launch(), world.communicator());
+      if (world.rank() == 0 && !idle.empty()) std::printf("%s\n", idle.c_str());
     }
     const int code = on_ranks != commands_on_ranks.end() ? on_ranks->second(parsed.options, world)
                                                          : commands.at(parsed.options.command)(parsed.options);

@@ -15,21 +15,47 @@
 
 namespace onescale {
 
+namespace {
+
+// Where a rank runs: its machine, and the CPUs that it may use.
+struct Place {
+  char host[256];
+  cpu_set_t cpus;
+  bool with(const Place& other) const { return std::string_view(host) == other.host; }
+};
+
+std::vector<Place> places(Communicator& world) {
+  Place mine{};
+  gethostname(mine.host, sizeof mine.host - 1);
+  sched_getaffinity(0, sizeof mine.cpus, &mine.cpus);
+  return world.exchange(mine);
+}
+
+}  // namespace
+
 Options of_rank(Options options, Communicator& world) {
   if (options.threads > 0 || options.device == "cuda" || world.size() == 1) return options;
   // Ranks that the launcher has bound to CPUs of their own keep them; others share.
-  struct Place {
-    char host[256];
-    cpu_set_t cpus;
-  } mine{};
-  gethostname(mine.host, sizeof mine.host - 1);
-  sched_getaffinity(0, sizeof mine.cpus, &mine.cpus);
-  const std::vector<Place> all = world.exchange(mine);
+  const std::vector<Place> all = places(world);
+  const Place& mine = all[index(world.rank())];
   const auto sharing = std::count_if(all.begin(), all.end(), [&](const Place& place) {
-    return std::string_view(place.host) == mine.host && CPU_EQUAL(&place.cpus, &mine.cpus);
+    return place.with(mine) && CPU_EQUAL(&place.cpus, &mine.cpus);
   });
   options.threads = std::max<std::int64_t>(1, available_threads() / sharing);
   return options;
+}
+
+std::string idle_cpus(const Options& options, const Launch& launch, Communicator& world) {
+  if (options.threads > 0 || !launch.source.starts_with("Open MPI")) return "";
+  const std::vector<Place> all = places(world);
+  cpu_set_t bound = all[0].cpus, launchers{};  // mpirun, the parent of its ranks, is not bound itself
+  for (const Place& place : all) {
+    if (place.with(all[0])) CPU_OR(&bound, &bound, &place.cpus);
+  }
+  if (sched_getaffinity(getppid(), sizeof launchers, &launchers) != 0 || CPU_COUNT(&bound) >= CPU_COUNT(&launchers))
+    return "";
+  return str("mpirun has bound its ranks on ", all[0].host, " to ", CPU_COUNT(&bound), " of the ",
+             CPU_COUNT(&launchers), " CPUs there; mpirun --bind-to none lets them use all");
 }
 
 Layout layout_of(const Options& options, const Communicator& world) {
