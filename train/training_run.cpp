@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
@@ -15,6 +16,7 @@
 #include "parallel/agreement.h"
 #include "parallel/file.h"
 #include "train/layout_check.h"
+#include "train/schedule.h"
 #include "train/signals.h"
 
 namespace onescale {
@@ -140,6 +142,17 @@ void TrainingRun::find_start() {
                 ", not ", change.after, "; give that value or another run_dir");
     say("changed since the checkpoint: ", change.name, " was ", change.before, ", is ", change.after);
   }
+  if (state_.step == 0) return;
+  Options old = options_;
+  for (const auto& [name, value] : before) {
+    for (const char* of_schedule : {"lr", "min_lr", "warmup_steps", "schedule", "decay_steps", "steps"})
+      if (name == of_schedule) set_option(old, *find_option(name), {value}, options_.run_dir);
+  }
+  const double last = learning_rate(old, state_.step - 1), next = learning_rate(options_, state_.step),
+               expected = learning_rate(old, state_.step);
+  if (!finished() && std::abs(next - expected) > 0.01 * expected)
+    say("the learning rate goes from ", last, " at the last step to ", next,
+        " by these changes; it stays with schedule constant and lr ", last);
 }
 
 bool TrainingRun::complete() const {

@@ -233,6 +233,43 @@ TEST_F(TrainingRuns, MakesRoomOnAFullDiskButNeverOfTheNewest) {
   umount2(disk.path().c_str(), MNT_DETACH);
 }
 
+// Cosine from 1e-3 to 1e-4 over 10 steps is at 1e-4 + 4.5e-4 (1 + cos(0.9 pi)) = 1.2202525e-4 at its last, step 9; over
+// 20, step 10 has the middle, 5.5e-4.
+TEST_F(TrainingRuns, SaysWhatRaisedStepsDoToTheLearningRate) {
+  Options o = options("raised");
+  o.min_lr = 1e-4;
+  o.warmup_steps = 0;
+  TrainingRun(o, world).run();
+  TrainingRun(o, world).run();
+  const auto said = [&] { return read_text(o.run_dir + "/log.txt").find("the learning rate goes from "); };
+  EXPECT_EQ(said(), std::string::npos);
+  o.steps = 20;
+  o.stop_after = 1;
+  TrainingRun(o, world).run();
+  ASSERT_NE(said(), std::string::npos);
+  const std::string log = read_text(o.run_dir + "/log.txt");
+  EXPECT_EQ(
+      log.substr(said(), log.find('\n', said()) - said()),
+      "the learning rate goes from 0.000122025 at the last step to 0.00055 by these changes; it stays with schedule "
+      "constant and lr 0.000122025");
+  fs::remove(o.run_dir + "/log.txt");
+  TrainingRun(o, world).run();
+  EXPECT_EQ(said(), std::string::npos);
+}
+
+TEST_F(TrainingRuns, OneRankTakesRowsOfAnyLengthInEveryMode) {
+  std::vector<std::string> lines;
+  for (const char* mode : {"ulysses", "gather_kv"}) {
+    Options o = options(str("odd_", mode));
+    o.sp_mode = mode;
+    o.seq_len = 13;
+    o.steps = 2;
+    EXPECT_EQ(TrainingRun(o, world).run(), 0);
+    lines.push_back(metrics(str("odd_", mode)).back());
+  }
+  EXPECT_EQ(lines[0], lines[1]);
+}
+
 TEST_F(TrainingRuns, RefusesOtherDataUnderTheSameName) {
   const std::string data = root + "/moved";
   fs::copy(root + "/data", data, fs::copy_options::recursive);
