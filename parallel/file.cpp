@@ -1,14 +1,18 @@
 #include "parallel/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 namespace onescale {
 namespace {
@@ -17,8 +21,20 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t largest_call = 1 << 30;  // one read or write moves less than 2 GiB
 
+// Its owner, as long as it lives, holds a lock on it, which is seen from other machines and containers too, where the
+// file system has locks.
+bool abandoned(const fs::path& partial, pid_t owner) {
+  const int descriptor = ::open(partial.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return false;
+  const bool free = ::flock(descriptor, LOCK_SH | LOCK_NB) == 0, held = !free && errno == EWOULDBLOCK;
+  ::close(descriptor);
+  if (owner == ::getpid()) return free;  // a process of before had the same number
+  return !held && ::kill(owner, 0) != 0 && errno == ESRCH;
+}
+
 // A name beside `path` that nothing has, so that no file of the user's is touched.
 std::string free_name(const std::string& path) {
+  remove_abandoned(path);
   std::error_code ignored;
   for (int i = 0;; ++i) {
     std::string name = str(path, ".partial-", ::getpid(), "-", i);
@@ -33,6 +49,7 @@ File::File(const std::string& path, const std::string& written, int flags)
   check_contents(descriptor_ >= 0 || (errno != ENOENT && errno != ENOTDIR) || (flags & O_CREAT) != 0, path,
                  ": there is no such file; check the path");
   if (descriptor_ < 0) fail("cannot be opened");
+  if (written_ != path_) ::flock(descriptor_, LOCK_EX | LOCK_NB);
 }
 
 File::File(File&& other) noexcept
@@ -57,8 +74,9 @@ File File::create(const std::string& path) {
 }
 
 void File::fail(const std::string& what) const {
-  const char* fix =
-      errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free some space" : "check the path and its rights";
+  const char* fix = errno == ENOSPC || errno == EDQUOT ? "free some space"
+                    : errno == EFBIG                   ? "raise the limit on the size of files (ulimit -f)"
+                                                       : "check the path and its rights";
   throw UnreadableFile(str(path_, ": ", what, ": ", std::strerror(errno), "; ", fix));
 }
 
@@ -102,19 +120,40 @@ NewDirectory::NewDirectory(const std::string& target) : target_(plain_path(targe
   std::error_code error;
   fs::create_directories(path_, error);
   check(!error, target_, ": the directory cannot be made (", error.message(), "); give a place that can be written");
-  if (!fs::exists(fs::symlink_status(target_, error))) return;
   // What cannot be replaced later (files, ".", a mount, a link) is refused before the work.
-  fs::rename(path_, target_, error);
-  if (!error) fs::create_directory(path_, error);
-  if (!error) return;
-  const std::string reason = error.message();
-  fs::remove(path_, error);
-  throw Error(str(target_, ": a new directory cannot take this name (", reason, "); give a free one"));
+  if (fs::exists(fs::symlink_status(target_, error))) {
+    fs::rename(path_, target_, error);
+    if (!error) fs::create_directory(path_, error);
+    const std::string reason = error.message();
+    if (std::error_code ignored; error) fs::remove(path_, ignored);
+    check(!error, target_, ": a new directory cannot take this name (", reason, "); give a free one");
+  }
+  lock_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  ::flock(lock_, LOCK_EX | LOCK_NB);
 }
 
 NewDirectory::~NewDirectory() {
   std::error_code ignored;
+  if (lock_ >= 0) ::close(lock_);
   if (path_ != target_) fs::remove_all(path_, ignored);
+}
+
+void remove_abandoned(const std::string& path) {
+  const fs::path file(path), parent = file.has_parent_path() ? file.parent_path() : ".";
+  const std::string prefix = file.filename().string() + ".partial-";
+  std::vector<fs::path> found;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(parent, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(prefix)) continue;
+    pid_t owner = 0;
+    int number = 0;
+    const char *const end = name.data() + name.size(), *at = std::from_chars(&name[prefix.size()], end, owner).ptr;
+    if (at != end && *at == '-' && std::from_chars(at + 1, end, number).ptr == end && owner > 0 &&
+        abandoned(entry.path(), owner))
+      found.push_back(entry.path());
+  }
+  for (const fs::path& partial : found) fs::remove_all(partial, ignored);
 }
 
 void NewDirectory::publish() {

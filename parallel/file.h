@@ -27,8 +27,9 @@ void check_contents(bool ok, const Args&... sentence) {
 class File {
  public:
   static File open(const std::string& path);  // for reading; DamagedFile when there is none
-  // For writing, under a name that was free beside `path`. It takes its own at close(), in place of an older file, and
-  // is removed when that does not come. What is there and no plain file (/dev/null, a link) is written to directly.
+  // For writing, under a name that was free beside `path`, PATH.partial-PID-N. It takes its own at close(), in place of
+  // an older file, and is removed when that does not come, or by remove_abandoned() before the next. What is there and
+  // no plain file (/dev/null, a link) is written to directly.
   static File create(const std::string& path);
   File(File&& other) noexcept;
   File& operator=(File&&) = delete;
@@ -48,7 +49,7 @@ class File {
   int descriptor_;
 };
 
-// A directory that is filled beside its place: path() is its name until publish().
+// A directory that is filled beside its place, as a file is: path() is its name until publish().
 class NewDirectory {
  public:
   // Makes it, and those above it. Throws Error where it cannot be written, or the target is there and no empty
@@ -63,7 +64,11 @@ class NewDirectory {
 
  private:
   std::string target_, path_;
+  int lock_ = -1;
 };
+
+// Removes what processes that were killed have left beside `path`; what belongs to a live one stays.
+void remove_abandoned(const std::string& path);
 
 std::string read_text(const std::string& path);
 void write_text(const std::string& path, std::string_view text);  // and waits until it is on the disk

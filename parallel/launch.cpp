@@ -79,12 +79,13 @@ Launch find_launch(const std::function<const char*(const char*)>& variable) {
   return found;
 }
 
-World::World() : single_(make_single_communicator("world")) {}
+World::World()
+    : launch_(find_launch([](const char* name) { return std::getenv(name); })),  // NOLINT(concurrency-mt-unsafe)
+      single_(make_single_communicator("world")) {}
 
 World::~World() = default;
 
 void World::open(std::int64_t largest_message) {
-  launch_ = find_launch([](const char* name) { return std::getenv(name); });  // NOLINT(concurrency-mt-unsafe)
   check_usage(launch_.problem.empty(), launch_.problem);
   if (!launch_.mpi) return;
   mpi_ = std::make_unique<MpiJob>(largest_message);
@@ -96,7 +97,6 @@ void World::open(std::int64_t largest_message) {
 }
 
 void World::stay_alone(const std::string& program) {
-  launch_ = find_launch([](const char* name) { return std::getenv(name); });  // NOLINT(concurrency-mt-unsafe)
   check_usage(launch_.world <= 1 && launch_.rank == 0, program, " runs as one process, but ", launch_.source,
               " started several; start it without the launcher");
   launch_ = {};

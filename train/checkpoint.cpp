@@ -57,12 +57,16 @@ std::vector<StoredTensor> moment_tensors(const ParameterTable& table) {
   return tensors;
 }
 
-void check_free_space(const fs::path& root, const CheckpointContents& contents, const ParameterTable& table) {
+void check_free_space(const fs::path& root, const CheckpointContents& contents, const ParameterTable& table,
+                      const std::function<void()>& make_room) {
   std::int64_t bytes = 1'000'000 + std::ssize(contents.tokenizer) + file_bytes(model_tensors(table, FileType::F32));
   if (!contents.moments.empty()) bytes += file_bytes(moment_tensors(table));
-  const double needed = static_cast<double>(bytes), free = static_cast<double>(fs::space(root).available);
-  check(free >= needed, root.string(), ": ", free / 1e6, " MB are free, but the checkpoint of step ",
-        contents.state.step, " needs ", needed / 1e6, " MB; free some space or lower keep_last");
+  const auto available = [&] { return static_cast<double>(fs::space(root).available); };
+  const double needed = static_cast<double>(bytes);
+  if (available() < needed) make_room();
+  check(available() >= needed, root.string(), ": ", available() / 1e6, " MB are free, but the checkpoint of step ",
+        contents.state.step, " needs ", needed / 1e6, " MB; free some space",
+        list_steps(root).size() > 1 ? " or keep fewer (keep_last, keep_every)" : "");
 }
 
 constexpr std::pair<const char*, std::int64_t TrainerState::*> counts[] = {
@@ -159,7 +163,8 @@ void publish(const fs::path& dir, const fs::path& target) {
 
 }  // namespace
 
-std::string save_checkpoint(const std::string& run_dir, const CheckpointContents& contents, Communicator& world) {
+std::string save_checkpoint(const std::string& run_dir, const CheckpointContents& contents, Communicator& world,
+                            const std::function<void()>& make_room) {
   const fs::path root = fs::path(run_dir) / "checkpoints", target = root / step_name(contents.state.step);
   const fs::path dir = root / (temporary + step_name(contents.state.step));
   const ParameterTable table = gpt_bigcode_table(contents.config);
@@ -174,9 +179,9 @@ std::string save_checkpoint(const std::string& run_dir, const CheckpointContents
   };
   try {
     with_root([&] {
-      if (fs::create_directories(root)) sync_directory(run_dir);
+      if (fs::create_directory(root)) sync_directory(run_dir);
       remove_temporaries(root);
-      check_free_space(root, contents, table);
+      check_free_space(root, contents, table, make_room);
       fs::create_directory(dir);
     });
     const std::map<std::string, std::string> checksums = write_files(dir, contents, table, world);
@@ -200,6 +205,11 @@ std::vector<std::string> prune_checkpoints(const std::string& run_dir, std::int6
   const fs::path root = fs::path(run_dir) / "checkpoints";
   const auto steps = list_steps(root);
   std::vector<std::string> failures;
+  try {
+    remove_temporaries(root);
+  } catch (const fs::filesystem_error& e) {
+    failures.emplace_back(e.what());
+  }
   std::int64_t kept = 1;
   for (auto it = steps.rbegin(); it != steps.rend(); ++it) {
     if (it->first >= step || ++kept <= keep_last || (keep_every > 0 && it->first % keep_every == 0)) continue;

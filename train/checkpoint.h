@@ -3,6 +3,7 @@
 // written last and holds the size and checksum of everything else: a directory without a valid one is no checkpoint.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "model/hf_files.h"
@@ -30,16 +31,19 @@ struct CheckpointContents {
   std::string tokenizer;        // bytes of tokenizer.model; empty for none
 };
 
-// Writes the checkpoint and returns its path. Free space is checked first; everything goes to a temporary sibling that
+// Writes the checkpoint and returns its path. Free space is checked first: where there is too little, make_room is
+// called, on rank 0, and the space looked at again. Everything goes to a temporary sibling that
 // is synced and then renamed, so that a kill at any moment leaves the older checkpoints and at most a stale temporary,
 // which the next save removes. Each rank of the world writes its own files, rank 0 trainer.json last, when all have
 // succeeded. On a failure of any rank the temporary is removed and every rank throws Error. An existing directory
 // of the same step is replaced.
-std::string save_checkpoint(const std::string& run_dir, const CheckpointContents& contents, Communicator& world);
+std::string save_checkpoint(
+    const std::string& run_dir, const CheckpointContents& contents, Communicator& world,
+    const std::function<void()>& make_room = [] {});
 
-// Removes checkpoints of steps before `step`, just saved, except the newest keep_last (counting that of `step`) and
-// those whose step is a multiple of keep_every (0: none). Later steps, left by a run that was taken back, stay. Returns
-// a sentence for each that could not be removed.
+// Removes what interrupted saves have left, and checkpoints of steps before `step`, which is whole, except the newest
+// keep_last (counting that of `step`) and those whose step is a multiple of keep_every (0: none). Later steps, left by
+// a run that was taken back, stay. Returns a sentence for each that could not be removed.
 std::vector<std::string> prune_checkpoints(const std::string& run_dir, std::int64_t step, std::int64_t keep_last,
                                            std::int64_t keep_every);
 

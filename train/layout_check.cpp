@@ -38,7 +38,7 @@ void check_layout(const ModelConfig& config, std::int64_t seq_len, const Layout&
               tp == 1 ? "" : str(" * tp ", tp, " = ", sp * tp), " does not divide; ",
               tp == 1 ? "" : str("with tp ", tp, ", "), "sp may be ", divisors(config.n_head / tp),
               ", or sp_mode gather_kv takes any number of heads");
-  const std::int64_t unit = ulysses ? sp : 2 * sp;
+  const std::int64_t unit = ulysses || sp == 1 ? sp : 2 * sp;
   check_usage(seq_len % unit == 0, "seq_len is ", seq_len, ", no multiple of ",
               ulysses ? str("sp ", sp) : str("2 * sp ", sp, " = ", unit), "; ", nearest_multiples(seq_len, unit),
               ", or lower sp");

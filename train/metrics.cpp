@@ -6,6 +6,7 @@
 #include <cstring>
 #include <ctime>
 #include <iomanip>
+#include <utility>
 
 #include "kernels/error.h"
 #include "parallel/file.h"
@@ -59,6 +60,17 @@ void MetricsFile::write(const Json& object) {
   put(file_, object.dump() + "\n", path_);
 }
 
+bool has_event(const std::string& dir, std::int64_t step, const std::string& event) {
+  std::ifstream in(dir + "/metrics.jsonl", std::ios::binary);
+  for (std::string line; std::getline(in, line) && !in.eof();) {
+    if (line.find("\"event\"") == std::string::npos) continue;  // most lines are of steps
+    const Json json = Json::parse(line, dir + "/metrics.jsonl");
+    if (json.at("step").integer() == step && json.at("event").string() == event)
+      return !json.has("loss") || !json.at("loss").is_null();
+  }
+  return false;
+}
+
 std::string duration_text(double seconds) {
   const auto s = static_cast<long>(std::lround(std::fmax(0, std::fmin(seconds, 1e9))));
   if (s < 60) return format("%lds", s);
@@ -72,6 +84,11 @@ std::string progress_text(const Progress& p) {
   return str("step ", p.step, "/", p.steps, format("  loss %.4f  norm %.3f  lr %.2e  ", p.loss, p.grad_norm, p.lr),
              rate, " tok/s", p.mfu > 0 ? format("  mfu %.1f%%", 100 * p.mfu) : "", "  ", duration_text(p.seconds_left),
              " left");
+}
+
+void check_output() {
+  check(std::fflush(stdout) == 0 && std::ferror(stdout) == 0,
+        "standard output cannot be written; its reader is gone or the disk full");
 }
 
 Log::Log(const std::string& dir, bool terminal, std::FILE* out)
@@ -107,7 +124,10 @@ void Log::record(const std::string& text) {
   if (!file_.is_open()) return;
   const std::time_t now = std::time(nullptr);
   std::tm local{};
-  put(file_, str(std::put_time(localtime_r(&now, &local), "%F %T  "), text, "\n"), path_);
+  file_.clear();
+  file_ << std::put_time(localtime_r(&now, &local), "%F %T  ") << text << std::endl;
+  if (file_.good() || std::exchange(failed_, true)) return;
+  std::fputs(str(path_, ": cannot be written (", std::strerror(errno), "); its lines are here alone\n").c_str(), out_);
 }
 
 }  // namespace onescale

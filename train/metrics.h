@@ -24,6 +24,9 @@ class MetricsFile {
   std::ofstream file_;
 };
 
+// Whether DIR/metrics.jsonl holds this event of this step, with a finite loss if it has one.
+bool has_event(const std::string& dir, std::int64_t step, const std::string& event);
+
 struct Progress {
   std::int64_t step = 0, steps = 0;  // step: done so far
   double loss = 0, grad_norm = 0, lr = 0, tokens_per_s = 0, mfu = 0;
@@ -34,7 +37,11 @@ struct Progress {
 std::string progress_text(const Progress& progress);
 std::string duration_text(double seconds);  // "42s", "1m 05s", "2h 03m"
 
-// Lines of standard output and of DIR/log.txt (which gets a time before each). On a terminal the progress line is
+// Throws Error where what was printed on standard output did not arrive.
+void check_output();
+
+// Lines of standard output and of DIR/log.txt (which gets a time before each; that it cannot be written is said on
+// standard output, once, and ends nothing). On a terminal the progress line is
 // rewritten in place; elsewhere one that is due is printed as a line.
 class Log {
  public:
@@ -51,7 +58,7 @@ class Log {
   std::string path_;
   std::ofstream file_;
   std::FILE* out_;
-  bool terminal_, shown_ = false;
+  bool terminal_, shown_ = false, failed_ = false;
 };
 
 }  // namespace onescale

@@ -12,6 +12,7 @@
 #include "kernels/philox.h"
 #include "parallel/file.h"
 #include "train/commands.h"
+#include "train/metrics.h"
 #include "train/session.h"
 
 namespace onescale {
@@ -116,7 +117,7 @@ int generate_command(const Options& options) {
   const auto written = [&](std::int32_t id) {
     const std::string_view bytes = tokenizer->piece_bytes(id);
     std::fwrite(bytes.data(), 1, bytes.size(), stdout);
-    std::fflush(stdout);
+    check_output();
   };
   check(generate(decoder, weights.units(), prompt, tokenizer->eot(), options, options.max_new_tokens, written)
             .has_value(),

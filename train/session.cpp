@@ -55,6 +55,19 @@ double combined_peak(const std::vector<RankPeak>& ranks) {
   return sum;
 }
 
+std::string idle_cpus(const Options& options, const Launch& launch, Communicator& world) {
+  if (options.threads > 0 || !launch.source.starts_with("Open MPI")) return "";
+  const std::vector<Place> all = world.exchange(Place::here());
+  cpu_set_t bound = all[0].cpus, launchers{};  // mpirun, the parent of its ranks, is not bound itself
+  for (const Place& place : all) {
+    if (place.host_name() == all[0].host_name()) CPU_OR(&bound, &bound, &place.cpus);
+  }
+  if (sched_getaffinity(getppid(), sizeof launchers, &launchers) != 0 || CPU_COUNT(&bound) >= CPU_COUNT(&launchers))
+    return "";
+  return str("mpirun has bound its ranks on ", all[0].host, " to ", CPU_COUNT(&bound), " of the ",
+             CPU_COUNT(&launchers), " CPUs there; mpirun --bind-to none lets them use all");
+}
+
 Layout layout_of(const Options& options, const Communicator& world) {
   return make_layout(world.size(), world.rank(), static_cast<int>(options.sp), static_cast<int>(options.tp));
 }

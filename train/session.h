@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "data/tokenizer.h"
+#include "parallel/launch.h"
 #include "train/checkpoint.h"
 #include "train/options.h"
 #include "train/step.h"
@@ -34,6 +35,10 @@ double combined_peak(const std::vector<RankPeak>& ranks);
 // The options of one of several ranks: threads 0 becomes its share of the CPUs that ranks of this machine have
 // together. Collective.
 Options of_rank(Options options, Communicator& world);
+
+// Says that ranks on rank 0's machine are bound to fewer CPUs than their mpirun may use, and how not to; empty where
+// they are not. Collective.
+std::string idle_cpus(const Options& options, const Launch& launch, Communicator& world);
 
 // The options' layout of this rank of `world`. Throws UsageError where sp * tp does not divide its ranks.
 Layout layout_of(const Options& options, const Communicator& world);

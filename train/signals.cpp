@@ -1,5 +1,6 @@
 #include "train/signals.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -27,12 +28,19 @@ extern "C" void on_stop_signal(int signal) {
   if (first_signal == 0) {
     first_time = milliseconds();
     first_signal = signal;
-  } else if (signal != SIGUSR1 && ((milliseconds() - first_time) & time_mask) > 500) {
+  } else if ((signal == SIGINT || signal == SIGTERM) && ((milliseconds() - first_time) & time_mask) > 500) {
     _exit(128 + signal);
   }
 }
 
 }  // namespace
+
+void guard_descriptors() {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDONLY);
+  if (fd >= 0) ::close(fd);
+  for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
+}
 
 void catch_stop_signals() {
   first_signal = 0;
@@ -41,6 +49,8 @@ void catch_stop_signals() {
   action.sa_flags = SA_RESTART;  // reads and writes under way go on
   sigemptyset(&action.sa_mask);
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
+  struct sigaction before = {};
+  if (sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 
 int stop_signal() {

@@ -24,13 +24,14 @@ int train_command(const Options& options, World& world) {
 }
 
 int TrainingRun::run() {
-  if (finished()) {
+  if (complete_) {
     check_updated();
     say("finished: ", state_.step, " of ", options_.steps, " steps are done; raise steps to go on");
     return 0;
   }
   const int code = steps();
   if (trace_) trace_->finish();
+  if (directory_) directory_->check_there();
   return code;
 }
 
@@ -168,7 +169,9 @@ bool TrainingRun::save() {
   if (step.optimizer().has_moments())
     contents.moments = {weights.whole(step.moment_source(0)), weights.whole(step.moment_source(1))};
   try {
-    const std::string path = save_checkpoint(options_.run_dir, contents, world_.communicator());
+    // What this save would make superfluous may go before it.
+    const std::string path =
+        save_checkpoint(options_.run_dir, contents, world_.communicator(), [&] { prune(options_.keep_last - 1); });
     saved_step_ = state_.step;
     say("saved " + path);
   } catch (const Error& error) {
@@ -176,13 +179,15 @@ bool TrainingRun::save() {
     record(Json::object({{"step", state_.step}, {"event", "save_failed"}, {"error", error.what()}}));
     return false;
   }
-  if (world_.rank() == 0) {
-    for (const std::string& warning :
-         prune_checkpoints(options_.run_dir, state_.step, options_.keep_last, options_.keep_every))
-      say(warning);
-  }
+  prune(options_.keep_last);
   longest_save_ = std::max(longest_save_, seconds_since(begin));
   return true;
+}
+
+void TrainingRun::prune(std::int64_t keep_last) {
+  if (world_.rank() != 0 || saved_step_ < 0) return;
+  for (const std::string& warning : prune_checkpoints(options_.run_dir, saved_step_, keep_last, options_.keep_every))
+    say(warning);
 }
 
 void TrainingRun::evaluate() {

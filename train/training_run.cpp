@@ -3,15 +3,20 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 
 #include "kernels/error.h"
 #include "parallel/agreement.h"
 #include "parallel/file.h"
 #include "train/layout_check.h"
+#include "train/schedule.h"
 #include "train/signals.h"
 
 namespace onescale {
@@ -30,9 +35,23 @@ RunDirectory::RunDirectory(const std::string& path) : path_(path) {
   check(!error, "run_dir ", path, ": cannot be made: ", error.message(), "; check the path and its rights");
   lock_ = ::open((path + "/.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
   check(lock_ >= 0, "run_dir ", path, " is not writable; give one that is");
-  const bool alone = ::flock(lock_, LOCK_EX | LOCK_NB) == 0;
-  if (!alone) ::close(lock_);
-  check(alone, "run_dir ", path, " is in use by another process; wait for it or give another run_dir");
+  const int unlocked = ::flock(lock_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+  if (unlocked == EWOULDBLOCK) ::close(lock_);
+  check(unlocked != EWOULDBLOCK, "run_dir ", path,
+        " is in use by another process; wait for it or give another run_dir");
+  if (unlocked != 0)  // Lustre and NFS may be mounted without locks
+    warning_ = str("run_dir ", path, " is not locked (", std::strerror(unlocked),
+                   "): see to it that no other process uses it");
+  for (const char* name : {"/config.toml", "/metrics.jsonl"}) remove_abandoned(path + name);
+}
+
+void RunDirectory::check_there() const {
+  struct stat ours = {};
+  struct stat there = {};
+  const bool found = ::stat((path_ + "/.lock").c_str(), &there) == 0;
+  if (!found && errno != ENOENT && errno != ENOTDIR) return;  // a server that does not answer now
+  check(found && ::fstat(lock_, &ours) == 0 && ours.st_ino == there.st_ino && ours.st_dev == there.st_dev, "run_dir ",
+        path_, " was removed, moved or replaced while the run went on; put it back, or start again");
 }
 
 RunDirectory::~RunDirectory() {
@@ -76,10 +95,13 @@ TrainingRun::TrainingRun(const Options& options, World& world)
     // A launcher gives its ranks a terminal of its own, whatever its output goes to.
     const bool terminal = isatty(STDOUT_FILENO) != 0 && world_.launch().source.empty();
     log_ = std::make_unique<Log>(options_.run_dir, terminal);
+    if (!directory_->warning().empty()) say(directory_->warning());
   });
   find_start();
   world_.check_same("program, options or data", identity(options_));
-  if (!finished()) {
+  on_root(all, [&] { complete_ = complete(); });
+  complete_ = all.exchange(static_cast<char>(complete_)).front() != 0;
+  if (!complete_) {
     together(all, [&] { open_data(); });
     world_.check_same("data", str(train_data_->describe(), " with hash ", state_.data_hash, "\n",
                                   val_data_ ? val_data_->describe() : ""));
@@ -120,6 +142,24 @@ void TrainingRun::find_start() {
                 ", not ", change.after, "; give that value or another run_dir");
     say("changed since the checkpoint: ", change.name, " was ", change.before, ", is ", change.after);
   }
+  if (state_.step == 0) return;
+  Options old = options_;
+  for (const auto& [name, value] : before) {
+    for (const char* of_schedule : {"lr", "min_lr", "warmup_steps", "schedule", "decay_steps", "steps"})
+      if (name == of_schedule) set_option(old, *find_option(name), {value}, options_.run_dir);
+  }
+  const double last = learning_rate(old, state_.step - 1), next = learning_rate(options_, state_.step),
+               expected = learning_rate(old, state_.step);
+  if (!finished() && std::abs(next - expected) > 0.01 * expected)
+    say("the learning rate goes from ", last, " at the last step to ", next,
+        " by these changes; it stays with schedule constant and lr ", last);
+}
+
+bool TrainingRun::complete() const {
+  const auto there = [&](std::int64_t every, const char* event) {
+    return !due(every) || has_event(options_.run_dir, state_.step, event);
+  };
+  return finished() && there(options_.eval_every, "eval") && there(options_.sample_every, "sample");
 }
 
 // The options and the number of ranks, as checkpoints keep them.
@@ -220,6 +260,7 @@ void TrainingRun::restore() {
     }
     step.optimizer().set_updates(state_.updates());
     saved_step_ = state_.step;
+    prune(options_.keep_last);  // a disk that is full may need it before anything is written
     say("resumed from ", checkpoint_->path(), ": step ", state_.step, ", data position ", state_.samples);
   } else if (source_) {
     say("weights from " + source_->dir());

@@ -14,8 +14,8 @@
 
 namespace onescale {
 
-// RUN/config.toml, metrics.jsonl, log.txt and checkpoints/, locked against a second process. One that is given up
-// before keep() is left as it was found.
+// RUN/config.toml, metrics.jsonl, log.txt and checkpoints/, locked against a second process where the file system can.
+// One that is given up before keep() is left as it was found.
 class RunDirectory {
  public:
   explicit RunDirectory(const std::string& path);
@@ -23,9 +23,11 @@ class RunDirectory {
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
   void keep() { existed_ = was_run_ = true; }
+  const std::string& warning() const { return warning_; }  // a sentence, or empty
+  void check_there() const;                                // throws where the directory has been removed or replaced
 
  private:
-  std::string path_;
+  std::string path_, warning_;
   bool existed_, was_run_;
   int lock_ = -1;
 };
@@ -54,6 +56,7 @@ class TrainingRun {
 
   // What the constructor does.
   void find_start();
+  bool complete() const;  // the last step is done, and what is due after it
   Flat settings() const;
   void open_data();
   void allocate();
@@ -63,7 +66,8 @@ class TrainingRun {
   bool stopping();  // the same answer on every rank
   void one_step();
   void report(const StepResult& result, double seconds, double lr);
-  bool save();  // false, with a warning, when it failed
+  bool save();                         // false, with a warning, when it failed
+  void prune(std::int64_t keep_last);  // never the newest whole checkpoint
   void evaluate();
   void write_sample();
   bool due(std::int64_t every) const {
@@ -77,7 +81,9 @@ class TrainingRun {
     if (log_) log_->line(str(line...));
   }
   void record(const Json& line) {
-    if (metrics_) metrics_->write(line);
+    if (!metrics_) return;
+    directory_->check_there();
+    metrics_->write(line);
   }
 
   Options options_;
@@ -98,6 +104,7 @@ class TrainingRun {
   std::unique_ptr<Buffers> buffers_;
   std::unique_ptr<Trace> trace_;
   TrainerState state_;
+  bool complete_ = false;
   std::int64_t seq_len_ = 0, steps_here_ = 0, saved_step_ = -1;
   double peak_flops_ = 0, longest_step_ = 0, longest_save_ = 0;
   std::chrono::steady_clock::time_point start_;

@@ -279,6 +279,24 @@ TEST_F(Training, WhatIsWrongIsSaidOnceAndLeavesNothing) {
   }
 }
 
+TEST_F(Training, AWrongCommandLineIsSaidOnceWhateverTheCommand) {
+  for (const char* words : {"trainn", "train --bad", "eval --bad 1", "export --model x --out y"}) {
+    const Ended ended = run_job(str(MPIRUN " -n 3 " ONESCALE " ", words));
+    EXPECT_EQ(ended.code, 2) << words << ended.error;
+    EXPECT_EQ(ended.sentences(), 1) << words << ended.error;
+  }
+}
+
+TEST_F(Training, SaysWhenMpirunKeepsCpusFromIt) {
+  const auto bound = [](const char* how) {
+    const std::string job = str(MPIRUN " -n 1 --bind-to ", how, " ", command(1, str("bound_", how), "--threads 0"));
+    return run_job(job + " --stop_after 1", true).error.find("mpirun has bound its ranks") != std::string::npos;
+  };
+  if (available_threads() < 2) GTEST_SKIP() << "one CPU";
+  EXPECT_TRUE(bound("core"));
+  EXPECT_FALSE(bound("none"));
+}
+
 TEST_F(Training, ASecondJobInTheSameRunIsRefused) {
   Job job(command(2, "shared", "--steps 100000"));
   wait_for([&] { return !metrics("shared").empty(); });
@@ -323,7 +341,7 @@ TEST_F(Training, GoesOnWhenOneRankCannotWrite) {
   // Without shared memory, which needs files of its own.
   const std::string poor =
       str(MPIRUN
-          " --mca btl self,tcp -n 4 sh -c 'if [ $OMPI_COMM_WORLD_RANK = 2 ]; then ulimit -f 4; trap \"\" XFSZ; fi; "
+          " --mca btl self,tcp -n 4 sh -c 'if [ $OMPI_COMM_WORLD_RANK = 2 ]; then ulimit -f 4; fi; "
           "exec ",
           command(1, "poor", "--zero 1 --save_every 2"), "'");
   const Ended ended = run_job(poor);

@@ -1,8 +1,12 @@
 #include "parallel/file.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "tests/temp_dir.h"
@@ -82,6 +86,53 @@ TEST(NewDirectory, HasItsNameWhenItIsWhole) {
   NewDirectory over(dir / "empty");
   over.publish();
   EXPECT_EQ(read_text(dir / "out.partial"), "another's");
+}
+
+// A process is killed while it writes a file and a directory, another lives, and a third had the number of this one.
+TEST(Abandoned, IsRemovedByTheNextThatWritesThere) {
+  const TempDir dir;
+  const auto start = [&](bool ends) {
+    int ready[2];
+    EXPECT_EQ(pipe(ready), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      File file = File::create(dir / "file");
+      const NewDirectory out(dir / "out");
+      write_text(out.path() + "/part", "text");
+      file.write("text", 4);
+      if (write(ready[1], "x", 1) == 1) pause();
+      _exit(1);
+    }
+    char byte = 0;
+    EXPECT_EQ(read(ready[0], &byte, 1), 1);
+    close(ready[0]), close(ready[1]);
+    if (ends) {
+      kill(child, SIGKILL);
+      waitpid(child, nullptr, 0);
+    }
+    return child;
+  };
+  const pid_t killed = start(true);
+  const auto name = [](const char* target, pid_t owner) { return str(target, ".partial-", owner, "-0"); };
+  EXPECT_EQ(names(dir.path()), (std::set<std::string>{name("file", killed), name("out", killed)}));
+  const pid_t alive = start(false);
+  std::set<std::string> others = {name("file", alive), name("out", alive), "file.partial-",
+                                  "file.partial-1-0x", "file.partial-x-0", "my.file.partial-1-0"};
+  EXPECT_EQ(names(dir.path()), (std::set<std::string>{name("file", alive), name("out", alive)}));
+  for (const char* mine : {"file.partial-", "file.partial-1-0x", "file.partial-x-0", "my.file.partial-1-0"})
+    std::ofstream(dir / mine) << "the user's";
+  std::ofstream(dir / name("file", getpid())) << "of a container's process before";
+  write_text(dir / "file", "whole");
+  NewDirectory out(dir / "out");
+  out.publish();
+  others.insert({"file", "out"});
+  EXPECT_EQ(names(dir.path()), others);
+  // What this process itself is writing is not abandoned.
+  File first = File::create(dir / "file"), second = File::create(dir / "file");
+  second.close();
+  first.close();
+  kill(alive, SIGKILL);
+  waitpid(alive, nullptr, 0);
 }
 
 TEST(PlainPath, WaysToWriteADirectory) {

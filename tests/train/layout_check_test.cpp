@@ -52,6 +52,7 @@ TEST(LayoutCheck, RowsDivideBySp) {
             "seq_len is 1002, no multiple of sp 4; the nearest that fit are 1000 and 1004, or lower sp");
   EXPECT_EQ(refused(8, 32, 12, 4, 1, "gather_kv"),
             "seq_len is 12, no multiple of 2 * sp 4 = 8; the nearest that fit are 8 and 16, or lower sp");
+  EXPECT_EQ(refused(8, 32, 13, 1, 2, "gather_kv"), "");  // one rank has whole rows
   EXPECT_EQ(refused(8, 32, 5, 8, 1), "seq_len is 5, no multiple of sp 8; the nearest that fits is 8, or lower sp");
 }
 

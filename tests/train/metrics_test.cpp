@@ -105,5 +105,31 @@ TEST_F(MetricsTest, LogKeepsLinesAndShowsProgressInPlaceOnATerminalAlone) {
   EXPECT_NE(log.find("  done\n"), std::string::npos);
 }
 
+TEST_F(MetricsTest, TellsWhatIsThere) {
+  append(
+      "{\"step\":4,\"event\":\"eval\",\"loss\":2.5}\n{\"step\":5,\"loss\":1}\n"
+      "{\"step\":6,\"event\":\"eval\",\"loss\":null}\n{\"step\":6,\"event\":\"sample\",\"text\":\"a\"}\n"
+      "{\"step\":7,\"event\":\"sample\",\"text\":\"cut o");
+  const auto has = [&](std::int64_t step, const char* event) { return has_event(dir_.path(), step, event); };
+  EXPECT_TRUE(has(4, "eval"));
+  EXPECT_FALSE(has(5, "eval"));
+  EXPECT_FALSE(has(6, "eval"));  // no number: not made
+  EXPECT_TRUE(has(6, "sample"));
+  EXPECT_FALSE(has(7, "sample"));
+  EXPECT_FALSE(has_event(dir_ / "none", 4, "eval"));
+}
+
+TEST_F(MetricsTest, ALogOnAFullDiskEndsNothing) {
+  std::filesystem::create_symlink("/dev/full", dir_ / "log.txt");
+  std::FILE* out = std::fopen((dir_ / "out").c_str(), "wb");
+  Log log(dir_.path(), false, out);
+  log.line("a");
+  log.line("b");
+  std::fclose(out);
+  EXPECT_EQ(
+      read_text(dir_ / "out"),
+      "a\n" + (dir_ / "log.txt") + ": cannot be written (No space left on device); its lines are here alone\nb\n");
+}
+
 }  // namespace
 }  // namespace onescale

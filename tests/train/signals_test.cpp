@@ -9,7 +9,7 @@ namespace onescale {
 namespace {
 
 TEST(StopSignals, RemembersTheFirst) {
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
     catch_stop_signals();
     EXPECT_EQ(stop_signal(), 0);
     raise(signal);
@@ -17,6 +17,14 @@ TEST(StopSignals, RemembersTheFirst) {
     raise(SIGUSR1);  // never ends the process
     EXPECT_EQ(stop_signal(), signal);
   }
+}
+
+TEST(StopSignals, WhatNohupIgnoresStaysIgnored) {
+  const auto before = std::signal(SIGHUP, SIG_IGN);
+  catch_stop_signals();
+  raise(SIGHUP);
+  EXPECT_EQ(stop_signal(), 0);
+  std::signal(SIGHUP, before);
 }
 
 TEST(StopSignalsDeathTest, ASecondOneEndsAtOnce) {
@@ -31,6 +39,7 @@ TEST(StopSignalsDeathTest, ASecondOneEndsAtOnce) {
   EXPECT_EXIT(twice(SIGINT, SIGINT), testing::ExitedWithCode(128 + SIGINT), "");
   EXPECT_EXIT(twice(SIGUSR1, SIGTERM), testing::ExitedWithCode(128 + SIGTERM), "");
   EXPECT_EXIT(twice(SIGTERM, SIGUSR1), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(twice(SIGHUP, SIGHUP), testing::ExitedWithCode(0), "");  // a terminal that goes says so more than once
 }
 
 }  // namespace

@@ -1,10 +1,15 @@
 #include "train/training_run.h"
 
 #include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "parallel/file.h"
 #include "tests/runs.h"
@@ -145,9 +150,16 @@ TEST_F(TrainingRuns, GoesOnWhereAStartWasKilled) {
   o.n_head = 5;  // does not divide: refused, and the place is as it was
   EXPECT_THROW(TrainingRun(o, world), UsageError);
   EXPECT_TRUE(fs::exists(root + "/killed/.lock"));
+  const pid_t dead = fork();
+  if (dead == 0) _exit(0);
+  waitpid(dead, nullptr, 0);
+  for (const char* name : {"config.toml", "metrics.jsonl"})
+    std::ofstream(str(root, "/killed/", name, ".partial-", dead, "-0")) << "half";
   o = options("killed");
   o.stop_after = 1;
   EXPECT_EQ(TrainingRun(o, world).run(), exit_requeue);
+  EXPECT_EQ(names(root + "/killed"),
+            (std::set<std::string>{".lock", "checkpoints", "config.toml", "log.txt", "metrics.jsonl"}));
 }
 
 TEST_F(TrainingRuns, RefusesASecondProcessAndOtherSettings) {
@@ -160,6 +172,125 @@ TEST_F(TrainingRuns, RefusesASecondProcessAndOtherSettings) {
   }
   o.n_layer = 3;
   EXPECT_THROW(TrainingRun(o, world), UsageError);
+}
+
+TEST_F(TrainingRuns, IsAFailureWhereItsDirectoryGoes) {
+  for (const std::int64_t save_every : {0, 1}) {
+    const std::string run = str("gone", save_every);
+    Options o = options(run);
+    o.steps = 1'000'000;
+    o.save_every = save_every;
+    TrainingRun training(o, world);
+    std::thread mover([&] {
+      while (read_metrics(o.run_dir).size() < 4) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      fs::rename(o.run_dir, o.run_dir + "_moved");
+    });
+    const std::string said = sentence([&] { training.run(); });
+    mover.join();
+    EXPECT_EQ(said, str("run_dir ", o.run_dir,
+                        " was removed, moved or replaced while the run went on; put it back, or start again"));
+    EXPECT_FALSE(fs::exists(o.run_dir));
+  }
+}
+
+// Killed between the last checkpoint and the end of what is due after it: it is not finished yet.
+TEST_F(TrainingRuns, MakesTheLastEvaluationThatAKillCutOff) {
+  TrainingRun(options("cut_off"), world).run();
+  const std::string file = root + "/cut_off/metrics.jsonl", whole = read_text(file);
+  const std::vector<std::string> before = metrics("cut_off");
+  ASSERT_NE(before.back().find("sample"), std::string::npos);
+  const std::size_t sample = whole.rfind("\n", whole.size() - 2) + 1, eval = whole.rfind("\n", sample - 2) + 1;
+  for (const std::size_t end : {sample - 3, sample, eval + 5, eval}) {
+    write_text(file, whole.substr(0, end));
+    EXPECT_EQ(TrainingRun(options("cut_off"), world).run(), 0);
+    EXPECT_EQ(metrics("cut_off"), before) << end;
+  }
+}
+
+// A file system that is full, where the process may mount one.
+TEST_F(TrainingRuns, MakesRoomOnAFullDiskButNeverOfTheNewest) {
+  const TempDir disk;
+  const auto mounted = [&](std::int64_t bytes) {
+    umount2(disk.path().c_str(), MNT_DETACH);
+    return mount("onescale_test", disk.path().c_str(), "tmpfs", 0, str("size=", bytes).c_str()) == 0;
+  };
+  Options o = options("roomy");
+  o.n_embd = 96;
+  o.save_every = 1;
+  o.steps = 6;
+  o.keep_last = 3;
+  TrainingRun(o, world).run();
+  std::int64_t one = 0;
+  for (const auto& file : fs::directory_iterator(root + "/roomy/checkpoints/step-00000006"))
+    one += static_cast<std::int64_t>(file.file_size());
+  ASSERT_GT(one, 2'000'000);  // the room that a save asks for is one and 1 MB
+  const auto failed = [&] {
+    const std::vector<Json> lines = read_metrics(o.run_dir);
+    return std::count_if(lines.begin(), lines.end(), [](const Json& line) {
+      return line.has("event") && line.at("event").string() == "save_failed";
+    });
+  };
+  const auto checkpoints = [&] { return names(o.run_dir + "/checkpoints"); };
+  if (!mounted(4 * one - 500'000)) GTEST_SKIP() << "no right to mount a tmpfs";
+  o.run_dir = disk / "run";
+  EXPECT_EQ(TrainingRun(o, world).run(), 0);  // what goes after a save goes before it
+  EXPECT_EQ(failed(), 0);
+  EXPECT_EQ(checkpoints(), (std::set<std::string>{"step-00000004", "step-00000005", "step-00000006"}));
+  {
+    std::ofstream filler(disk / "filler", std::ios::binary);
+    while (filler << std::string(4096, 'x') << std::flush) continue;
+  }
+  o.steps = 7;
+  o.keep_last = 1;
+  EXPECT_EQ(TrainingRun(o, world).run(), 0);
+  EXPECT_EQ(checkpoints(), std::set<std::string>{"step-00000007"});
+  ASSERT_TRUE(mounted(2 * one - 500'000));  // room for one, and not for a second beside it
+  o.steps = 3;
+  EXPECT_EQ(sentence([&] { TrainingRun(o, world).run(); }),
+            str("step 3, the last, could not be saved in ", o.run_dir,
+                ": see log.txt there for why, then start the same command again"));
+  EXPECT_EQ(failed(), 2);
+  EXPECT_EQ(checkpoints(), std::set<std::string>{"step-00000001"});
+  const std::string log = read_text(o.run_dir + "/log.txt");
+  EXPECT_NE(log.find(" MB; free some space\n"), std::string::npos) << log;
+  umount2(disk.path().c_str(), MNT_DETACH);
+}
+
+// Cosine from 1e-3 to 1e-4 over 10 steps is at 1e-4 + 4.5e-4 (1 + cos(0.9 pi)) = 1.2202525e-4 at its last, step 9; over
+// 20, step 10 has the middle, 5.5e-4.
+TEST_F(TrainingRuns, SaysWhatRaisedStepsDoToTheLearningRate) {
+  Options o = options("raised");
+  o.min_lr = 1e-4;
+  o.warmup_steps = 0;
+  TrainingRun(o, world).run();
+  TrainingRun(o, world).run();
+  const auto said = [&] { return read_text(o.run_dir + "/log.txt").find("the learning rate goes from "); };
+  EXPECT_EQ(said(), std::string::npos);
+  o.steps = 20;
+  o.stop_after = 1;
+  TrainingRun(o, world).run();
+  ASSERT_NE(said(), std::string::npos);
+  const std::string log = read_text(o.run_dir + "/log.txt");
+  EXPECT_EQ(
+      log.substr(said(), log.find('\n', said()) - said()),
+      "the learning rate goes from 0.000122025 at the last step to 0.00055 by these changes; it stays with schedule "
+      "constant and lr 0.000122025");
+  fs::remove(o.run_dir + "/log.txt");
+  TrainingRun(o, world).run();
+  EXPECT_EQ(said(), std::string::npos);
+}
+
+TEST_F(TrainingRuns, OneRankTakesRowsOfAnyLengthInEveryMode) {
+  std::vector<std::string> lines;
+  for (const char* mode : {"ulysses", "gather_kv"}) {
+    Options o = options(str("odd_", mode));
+    o.sp_mode = mode;
+    o.seq_len = 13;
+    o.steps = 2;
+    EXPECT_EQ(TrainingRun(o, world).run(), 0);
+    lines.push_back(metrics(str("odd_", mode)).back());
+  }
+  EXPECT_EQ(lines[0], lines[1]);
 }
 
 TEST_F(TrainingRuns, RefusesOtherDataUnderTheSameName) {
