@@ -19,6 +19,8 @@ double dot(const double* a, const double* b, std::size_t n) {
 struct Plain {
   const ModelConfig& config;
   const PlainWeights& weights;
+  const PlainDropout& dropout;
+  std::int64_t row = 0;
   std::size_t C = static_cast<std::size_t>(config.n_embd);
 
   const Row& at(const std::string& name) const { return weights.at(name); }
@@ -49,9 +51,15 @@ struct Plain {
     return x / 2 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
   }
 
+  Row dropped(Row x, Site site, std::int64_t layer, std::size_t position) const {
+    for (std::size_t i = 0; dropout && i < x.size(); ++i)
+      x[i] *= dropout(site, layer, row, static_cast<std::int64_t>(position), 0, static_cast<std::int64_t>(i));
+    return x;
+  }
+
   // Of the last of the tokens whose projections are given. Multi-query: [Q of all heads | K | V]; otherwise [q k v] of
   // each head.
-  Row attention(const std::vector<Row>& qkv) const {
+  Row attention(const std::vector<Row>& qkv, std::int64_t layer) const {
     const auto heads = static_cast<std::size_t>(config.n_head), d = C / heads;
     const double scale = config.scale_attn_weights ? 1 / std::sqrt(static_cast<double>(d)) : 1;
     Row out(C, 0.0);
@@ -60,8 +68,12 @@ struct Plain {
       Row p;
       double sum = 0;
       for (const Row& token : qkv) sum += p.emplace_back(std::exp(scale * dot(&qkv.back()[q], &token[k], d)));
-      for (std::size_t t = 0; t < p.size(); ++t)
-        for (std::size_t i = 0; i < d; ++i) out[h * d + i] += p[t] / sum * qkv[t][v + i];
+      for (std::size_t t = 0; t < p.size(); ++t) {
+        const double kept = dropout ? dropout(Site::attention, layer, row, std::ssize(p) - 1,
+                                              static_cast<std::int64_t>(h), static_cast<std::int64_t>(t))
+                                    : 1;
+        for (std::size_t i = 0; i < d; ++i) out[h * d + i] += p[t] / sum * kept * qkv[t][v + i];
+      }
     }
     return out;
   }
@@ -70,14 +82,12 @@ struct Plain {
   void block(std::vector<Row>& x, std::int64_t layer) const {
     const std::string name = "transformer.h." + std::to_string(layer) + ".";
     std::vector<Row> qkv;
-    for (Row& token : x) {
-      qkv.push_back(linear(name + "attn.c_attn", normed(name + "ln_1", token)));
-      add(token, linear(name + "attn.c_proj", attention(qkv)));
-    }
-    for (Row& token : x) {
-      Row inner = linear(name + "mlp.c_fc", normed(name + "ln_2", token));
+    for (std::size_t t = 0; t < x.size(); ++t) {
+      qkv.push_back(linear(name + "attn.c_attn", normed(name + "ln_1", x[t])));
+      add(x[t], dropped(linear(name + "attn.c_proj", attention(qkv, layer)), Site::attention_output, layer, t));
+      Row inner = linear(name + "mlp.c_fc", normed(name + "ln_2", x[t]));
       for (double& v : inner) v = gelu(v);
-      add(token, linear(name + "mlp.c_proj", inner));
+      add(x[t], dropped(linear(name + "mlp.c_proj", inner), Site::mlp_output, layer, t));
     }
   }
   static void add(Row& x, const Row& y) {
@@ -96,16 +106,19 @@ struct Plain {
 }  // namespace
 
 double plain_loss(const ModelConfig& config, const PlainWeights& weights, std::int64_t T,
-                  const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& labels) {
-  const Plain plain{config, weights};
+                  const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& labels,
+                  const PlainDropout& dropout) {
+  Plain plain{config, weights, dropout};
   const auto length = static_cast<std::size_t>(T);
   const Row &wte = weights.at("transformer.wte.weight"), &wpe = weights.at("transformer.wpe.weight");
   double sum = 0, good = 0;
-  for (std::size_t first = 0; first < ids.size(); first += length) {
+  for (std::size_t first = 0; first < ids.size(); first += length, ++plain.row) {
     std::vector<Row> x(length, Row(plain.C));
-    for (std::size_t t = 0; t < length; ++t)
+    for (std::size_t t = 0; t < length; ++t) {
       for (std::size_t i = 0; i < plain.C; ++i)
         x[t][i] = wte[static_cast<std::size_t>(ids[first + t]) * plain.C + i] + wpe[t * plain.C + i];
+      x[t] = plain.dropped(x[t], Site::embedding, 0, t);
+    }
     for (std::int64_t layer = 0; layer < config.n_layer; ++layer) plain.block(x, layer);
     for (std::size_t t = 0; t < length; ++t) {
       if (labels[first + t] == -100) continue;

@@ -152,7 +152,7 @@ Measured measure(Communicator& world, const Layout& layout, const VerifyCase& c)
   Step step(weights, settings);
   Measured m;
   for (std::int64_t i = 0; i < c.options.steps; ++i) {
-    m.result = step.run(c.batch.of_rank(mesh->layout), 7, i, c.options.lr);
+    m.result = step.run(c.batch.of_rank(mesh->layout), verify_seed, i, c.options.lr);
     m.losses.push_back(m.result.loss);
   }
   try {

@@ -43,6 +43,7 @@ VerifyCase known_losses(const VerifyCase& small, std::int64_t rows);
 // All parameters' elements by table position; empty but on rank 0 of the ranks that took part.
 using WholeTensors = std::vector<std::vector<float>>;
 
+inline constexpr std::uint64_t verify_seed = 7;  // of dropout
 struct Measured {
   StepResult result;
   WholeTensors gradient;       // the weight change over the learning rate
@@ -76,9 +77,9 @@ struct Likeness {
 Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& ref);
 double squares(const std::vector<float>& x);  // their sum
 
-// What a plain float64 forward says of a case.
+// What a plain float64 forward says of a case, with the dropout of its first step.
 PlainWeights plain_weights(const VerifyCase& c);
-double plain_loss(const VerifyCase& c);
+double plain_loss(const VerifyCase& c, const PlainWeights& weights);
 // Stretches of every tensor, each of which could be wrong alone: Q, K and V of c_attn, each row of wpe that rows of
 // seq_len tokens read and the rest of it, quarters of the rows of other matrices, whole vectors.
 std::vector<Part> tensor_parts(const ModelConfig& config, std::int64_t seq_len);

@@ -21,8 +21,18 @@ PlainWeights plain_weights(const VerifyCase& c) {
   return weights;
 }
 
-double plain_loss(const VerifyCase& c) {
-  return plain_loss(c.config, plain_weights(c), c.batch.seq_len, c.batch.ids, c.batch.labels);
+double plain_loss(const VerifyCase& c, const PlainWeights& weights) {
+  const ModelConfig& m = c.config;
+  const PlainDropout dropout = [&](Site site, std::int64_t layer, std::int64_t row, std::int64_t position,
+                                   std::int64_t head, std::int64_t element) {
+    const float p = site == Site::embedding ? m.embd_pdrop : site == Site::attention ? m.attn_pdrop : m.resid_pdrop;
+    const std::uint32_t group =
+        site == Site::attention ? attention_group(head, element) : static_cast<std::uint32_t>(element / 4);
+    const Philox words = philox(dropout_counter(site, layer, 0, row, position, group), verify_seed);
+    return words[static_cast<std::size_t>(element % 4)] < drop_threshold(p) ? 0 : 1 / (1 - static_cast<double>(p));
+  };
+  const bool drops = m.embd_pdrop > 0 || m.resid_pdrop > 0 || m.attn_pdrop > 0;
+  return plain_loss(m, weights, c.batch.seq_len, c.batch.ids, c.batch.labels, drops ? dropout : PlainDropout());
 }
 
 std::vector<Part> tensor_parts(const ModelConfig& config, std::int64_t seq_len) {
@@ -77,7 +87,7 @@ std::vector<Slopes> plain_slopes(const VerifyCase& c, const std::vector<Part>& p
       for (double& x : u) x /= std::sqrt(square);
       const auto loss_at = [&](double distance) {
         for (std::size_t e = 0; e < u.size(); ++e) *elements[e] = here[e] + distance * u[e];
-        return plain_loss(c.config, weights, c.batch.seq_len, c.batch.ids, c.batch.labels);
+        return plain_loss(c, weights);
       };
       // 1e-5: its square times a sixth of the third derivative, and the rounding of two losses over it, are some 1e-10.
       all.back().values.push_back((loss_at(1e-5) - loss_at(-1e-5)) / 2e-5);

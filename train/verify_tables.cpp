@@ -26,19 +26,16 @@ Figures skipped(const Measured& m, StepResult::Outcome reason, const char* forma
 void one_process(Sheet& s, const Options& plain) {
   s.title("One process beside a plain float64 forward without the trainer's code: slopes in every part of every tensor",
           "");
-  const auto variant = [&](const std::string& name, const VerifyCase& c) {
+  const auto variant = [&](const std::string& name, const VerifyCase& c, std::initializer_list<int> repetitions) {
     const std::vector<Slopes> slopes = plain_slopes(c, tensor_parts(c.config, c.batch.seq_len));
-    for (const int times : {1, 8}) {  // more good tokens than the head takes at once
+    for (const int times : repetitions) {  // 8: more good tokens than the head takes at once
       const Measured exact = measure_alone(s.world, repeated(c, times));
       const auto [error, part] = worst_slope(slopes, exact.gradient);
       double square = 0;
       for (const std::vector<float>& g : exact.gradient) square += squares(g);
       // The gradient is of float32: some 1e-6 of a tensor's norm, and more of the least of its parts.
       s.line(str(name, ", ", exact.result.good_tokens, " good tokens"),
-             s.figures(name, {{"loss",
-                               exact.result.loss /
-                                   plain_loss(c.config, plain_weights(c), c.batch.seq_len, c.batch.ids, c.batch.labels),
-                               1, 1e-5, "loss %.6f"},
+             s.figures(name, {{"loss", exact.result.loss / plain_loss(c, plain_weights(c)), 1, 1e-5, "loss %.6f"},
                               {"slope of " + part, error, 0, 2e-5, ", slopes %.0e off at most"},
                               {"norm", exact.result.grad_norm / std::sqrt(square), 1, 1e-5, ", norm %.6f"}})
                  .text);
@@ -48,8 +45,11 @@ void one_process(Sheet& s, const Options& plain) {
   VerifyCase other = small_case(plain, 1, false, false);
   other.config.gelu = Gelu::erf;
   other.config.scale_attn_weights = false;
-  variant("multi-query, tied head, tanh", uneven(small_case(plain, 1)));
-  variant("multi-head, untied head, erf, scores not scaled", other);
+  VerifyCase dropout = small_case(plain, 1);
+  dropout.config.embd_pdrop = dropout.config.resid_pdrop = dropout.config.attn_pdrop = 0.2f;
+  variant("multi-query, tied, tanh", uneven(small_case(plain, 1)), {1, 8});
+  variant("multi-head, untied, erf, not scaled", other, {1, 8});
+  variant("dropout 0.2", dropout, {1});
 }
 
 void updates(Sheet& s, VerifyCase c) {

@@ -9,13 +9,13 @@ import sys
 
 
 def read(path):
-    """[(name, file, original, fault)]"""
+    """[(name, file, original, fault, what must see it or "")]"""
     entries = []
     text = "\n".join(line for line in pathlib.Path(path).read_text().splitlines() if not line.startswith("#"))
     for block in re.split(r"\n\s*\n", text.strip()):
         name, *rest = block.strip().splitlines()
         fields = dict(line.split(" ", 1) for line in rest)
-        entries.append((name, *(fields[key].replace("\\n", "\n") for key in ("file", "original", "fault"))))
+        entries.append((name, *(fields.get(key, "").replace("\\n", "\n") for key in ("file", "original", "fault", "by"))))
     names = [entry[0] for entry in entries]
     assert len(set(names)) == len(names), "two mutants have one name"
     return entries
@@ -53,7 +53,7 @@ def main(mutants, source_dir, out_dir):
     entries = read(mutants)
     out = pathlib.Path(out_dir)
     files = {}
-    for number, (_, file, original, fault) in enumerate(entries):
+    for number, (_, file, original, fault, _) in enumerate(entries):
         files.setdefault(file, {}).setdefault(original, []).append((number, fault))
     for file, faults in files.items():
         text = mutated(file, (pathlib.Path(source_dir) / file).read_text(), faults)

@@ -34,7 +34,7 @@ void gradients(Communicator& group, Report& report, const std::string& name, con
   std::vector<std::vector<double>> want;
   for (const Parameter& parameter : trial.weights.table().parameters)
     want.push_back(golden.values("grad." + parameter.name));
-  compare_gradients(report, trial.weights.table(), golden.source.config(), got, want, DType::float32);
+  compare_gradients(report, trial.weights.table(), golden.source.config(), got, want, p);
 }
 
 void six_steps(Communicator& group, Report& report, const Path& p) {
@@ -88,7 +88,9 @@ void add_golden(Jobs& jobs) {
   for (const char* name : {"mqa", "mha", "erf_noscale", "wide_mqa", "wide_mha"}) {
     add_gradients(name, path(1, 1, 1, 0, ordered, 0));
   }
-  // Three rows, 13 tokens, an inner size of 37: only dp divides them.
+  // Three rows, 13 tokens, an inner size of 37: only dp divides them; where that is 192, tp too.
+  for (const int tp : {2, 4}) add_gradients("erf_noscale", path(1, 1, tp, 0, ordered, 0));
+  add_gradients("erf_noscale", path(3, 1, 2, 3, scatter, 100));
   for (int stage = 0; stage < 4; ++stage) {
     add_gradients("mqa", path(3, 1, 1, stage, ordered, 100));
     add_gradients("mha", path(3, 1, 1, stage, scatter, 1000));

@@ -1,6 +1,7 @@
-// parity_test [slow|grid] [stop]: the trainer on many layouts, set beside one process. All jobs of one number of ranks
-// run at once, on as many groups as there are room for. grid: the combinations alone; stop: end at the first
-// difference.
+// parity_test [slow | GROUP ...] [stop]: the trainer on many layouts, set beside one process and numbers from outside.
+// All jobs of one number of ranks run at once, on as many groups as there are room for. GROUP: these alone, by the
+// names below; slow: the whole grid; stop: end at the first difference.
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -45,14 +46,20 @@ int main(int argc, char** argv) {
     world.set_timeout(given("stop") ? 20 : 120);
     Report report(given("stop"));
     Jobs jobs;
-    if (!given("slow")) {
-      add_broken_ranks(jobs);
-      add_odd_sizes(jobs);
-      add_golden(jobs);
-      add_bits(jobs);
-      add_long_run(jobs);
-    }
-    add_grid(jobs, given("slow"));
+    const std::pair<const char*, void (*)(Jobs&)> groups[] = {{"broken", add_broken_ranks},
+                                                              {"odd", add_odd_sizes},
+                                                              {"golden", add_golden},
+                                                              {"bits", add_bits},
+                                                              {"long", add_long_run},
+                                                              {"chunks", add_chunks},
+                                                              {"wire", add_wire},
+                                                              {"plain", add_plain},
+                                                              {"grid", [](Jobs& all) { add_grid(all, false); }},
+                                                              {"slow", [](Jobs& all) { add_grid(all, true); }}};
+    const bool some =
+        std::any_of(std::begin(groups), std::end(groups), [&](auto& group) { return given(group.first); });
+    for (const auto& [name, add] : groups)
+      if (some ? given(name) : std::strcmp(name, "slow") != 0) add(jobs);
     run_all(world.communicator(), jobs, report);
     std::int64_t comparisons = 0, failures = 0;
     for (const std::int64_t n : world.communicator().exchange(report.comparisons)) comparisons += n;

@@ -62,14 +62,15 @@ std::string Path::text() const {
   return str("dp=", dp, " sp=", sp, " tp=", tp, " zero=", stage, " ", reductions[static_cast<int>(reduction)],
              " bucket=", bucket, sp_mode == SpMode::ulysses ? " ulysses" : " gather_kv",
              " micro_batches=", micro_batches, " ", name_of(dtype),
-             " recompute=", recomputes[static_cast<int>(recompute)]);
+             " recompute=", recomputes[static_cast<int>(recompute)],
+             wire == DType::float32 ? "" : " bfloat16 on the wire");
 }
 
 StepSettings Path::settings(std::int64_t rows, std::int64_t seq_len) const {
   StepSettings s;
   s.micro_batch = rows / dp / micro_batches;
   s.seq_len = seq_len;
-  s.zero = {stage, {reduction, bucket > 0 ? bucket * 4 / 1048576 : 1024, DType::float32}, dtype};
+  s.zero = {stage, {reduction, bucket > 0 ? bucket * 4 / 1048576 : 1024, wire}, dtype};
   s.sp_mode = sp_mode;
   s.recompute = recompute;
   s.optimizer.adamw = false;
@@ -96,9 +97,11 @@ Whole Trial::gather(const Assembly::Source& source) {
 }
 
 // float32: what the convention promises. bfloat16 keeps 8 bits; two layouts round other partial sums, some ten times on
-// the way: a few percent, which averages out in the ratio of a matrix, less so in that of 32 biases.
-Tolerance tolerance(DType dtype) {
-  return dtype == DType::float32 ? Tolerance{1e-5, 1e-5} : Tolerance{6e-2, 3e-2};
+// the way: a few percent, which averages out in the ratio of a matrix, less so in that of 32 biases. On the wire, each
+// rank's addend or sum is rounded once or a few times.
+Tolerance tolerance(const Path& path) {
+  if (path.dtype == DType::bfloat16) return {6e-2, 3e-2};
+  return path.wire == DType::bfloat16 ? Tolerance{2e-2, 1e-2} : Tolerance{1e-5, 1e-5};
 }
 
 bool near(double x, double want, double relative) {
@@ -118,15 +121,15 @@ void clear_key_bias(const ModelConfig& config, const std::string& name, std::vec
 }
 
 void compare_gradients(Report& report, const ParameterTable& table, const ModelConfig& config, const Whole& got,
-                       const std::vector<std::vector<double>>& want, DType dtype) {
-  const Tolerance most = tolerance(dtype);
+                       const std::vector<std::vector<double>>& want, const Path& path) {
+  const Tolerance most = tolerance(path);
   for (std::size_t i = 0; i < got.size(); ++i) {
     const std::string& name = table.parameters[i].name;
     std::vector<double> x = widened(got[i]), ref = want[i];
     const double whole = norm(x);
     clear_key_bias(config, name, x);
     clear_key_bias(config, name, ref);
-    if (dtype == DType::float32) {
+    if (most.error == 1e-5) {
       const double rest = norm(x), key = std::sqrt(std::max(0.0, whole * whole - rest * rest));
       report.expect(key <= 1e-6 * whole || whole == 0, name, " has a K part of ", key, " in a norm of ", whole);
     }
@@ -143,11 +146,12 @@ void compare_gradients(Report& report, const ParameterTable& table, const ModelC
 namespace {
 
 // What one process computes: the gradient, the weights after w -= lr * coefficient * g, and the results of a step from
-// each.
+// each. Its micro-batches have no more tokens than the head takes at once.
 struct OneProcess {
   OneProcess(const Model& model, const HostBatch& batch, const Path& path, double clip) {
     Path alone;
     alone.dtype = path.dtype;
+    alone.micro_batches = std::max<std::int64_t>(1, batch.rows * batch.seq_len / 256);
     const std::unique_ptr<Mesh> mesh = Mesh::single();
     Trial trial(*mesh, model, alone.settings(batch.rows, batch.seq_len));
     const HostRows rows{batch.ids.data(), batch.labels.data(), batch.rows};
@@ -243,6 +247,7 @@ void compare_step(Communicator& group, Report& report, const Model& model, const
   if (result.outcome == StepResult::Outcome::updated)
     report.expect(cost.shard == plan.shard && cost.sp == plan.sp, "collectives are not those that were planned");
   for (Communicator* part : {mesh.tp.get(), mesh.sp.get(), mesh.dp.get(), mesh.shard.get()}) {
+    if (part == mesh.tp.get() && path.tp == 3) continue;  // its pieces are uneven
     const std::vector<std::uint64_t> order = part->exchange(part->order_hash());
     report.expect(std::count(order.begin(), order.end(), order[0]) == part->size(), "ranks of ", part->name(),
                   " call other collectives");
@@ -255,7 +260,7 @@ void compare_step(Communicator& group, Report& report, const Model& model, const
   if (!root) return;
 
   // A norm of many tensors is as good as they are on average; the second step starts from weights that differ.
-  const bool f32 = path.dtype == DType::float32;
+  const bool f32 = path.dtype == DType::float32 && path.wire == DType::float32;
   const double close = f32 ? 1e-5 : 1e-2;
   const auto expect_number = [&](const char* what, double got, double want, double relative) {
     report.expect(near(got, want, relative), what, " ", got, ", one process has ", want);
@@ -266,10 +271,10 @@ void compare_step(Communicator& group, Report& report, const Model& model, const
   report.expect(result.batch_hash == one->first.batch_hash, "the batch is not that of one process");
   report.expect(result.outcome == (good > 0 ? StepResult::Outcome::updated : StepResult::Outcome::no_good_tokens),
                 "the step's outcome is another");
-  expect_number("loss", result.loss, one->first.loss, close);
+  expect_number("loss", result.loss, one->first.loss, path.dtype == DType::float32 ? 1e-5 : close);
   expect_number("norm", result.grad_norm, one->first.grad_norm, close);
   expect_number("coefficient", result.clip_coef, one->coefficient, clip == 0.5 ? close : 0);
-  compare_gradients(report, trial.weights.table(), model.config, gradients, one->gradients, path.dtype);
+  compare_gradients(report, trial.weights.table(), model.config, gradients, one->gradients, path);
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const Difference d = difference(weights[i], one->weights[i]);
     report.expect(d.relative_l2 <= (f32 ? 1e-5 : 2e-2), trial.weights.table().parameters[i].name,

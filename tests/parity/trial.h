@@ -29,6 +29,7 @@ struct Path {
   SpMode sp_mode = SpMode::ulysses;
   DType dtype = DType::float32;
   Recompute recompute = Recompute::none;
+  DType wire = DType::float32;
 
   int world() const { return dp * sp * tp; }
   std::string text() const;
@@ -56,12 +57,12 @@ inline constexpr std::uint64_t seed = 7;
 struct Tolerance {
   double error, ratio;
 };
-Tolerance tolerance(DType dtype);
+Tolerance tolerance(const Path& path);
 
 // Every gradient within the tolerance; the K part of c_attn.bias, whose exact gradient is 0, below 1e-6 of its tensor's
 // norm in float32 and otherwise left out.
 void compare_gradients(Report& report, const ParameterTable& table, const ModelConfig& config, const Whole& got,
-                       const std::vector<std::vector<double>>& want, DType dtype);
+                       const std::vector<std::vector<double>>& want, const Path& path);
 // Zeroes the K part of c_attn.bias.
 void clear_key_bias(const ModelConfig& config, const std::string& name, std::vector<double>& x);
 std::vector<double> widened(const std::vector<float>& x);
