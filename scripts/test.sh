@@ -49,9 +49,9 @@ tidy() {
 
 tests() { ctest --test-dir "build/$1" -L "$2" -j "$jobs" --output-on-failure --progress --no-tests=error; }
 
-slurm=()
-if $slow; then slurm=(slurmctld slurmd slurm-client munge iproute2); fi
-stage set-up bash scripts/setup.sh "${slurm[@]}"
+needs=()
+if $slow; then needs=(slurmctld slurmd slurm-client munge iproute2 qemu-user); fi
+stage set-up bash scripts/setup.sh "${needs[@]}"
 stage format format
 stage 'build release' build release
 stage unit tests release '^unit$'

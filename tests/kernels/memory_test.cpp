@@ -152,13 +152,8 @@ TEST_P(Memory, OperationsAreReportedWhileTraced) {
   }
 }
 
-// A core of the last twenty years does more than a tenth of a GFLOP/s and less than a TFLOP/s.
-TEST(MemorySlow, PeaksAreMeasured) {
-  const auto device = make_cpu_device(0, false);
-  const double flops = device->peak_flops();
-  EXPECT_GT(flops, 1e8);
-  EXPECT_LT(flops, 1e12 * 1024);
-  EXPECT_GT(device->peak_bandwidth(), 1e8);
+TEST(MemorySlow, BandwidthIsMeasured) {
+  EXPECT_GT(make_cpu_device(0, false)->peak_bandwidth(), 1e8);
 }
 
 }  // namespace
