@@ -95,9 +95,9 @@ class Device {
   virtual void after_each(std::function<void()> hook) = 0;
   // Called with each operation, after it; empty ends it.
   virtual void trace(std::function<void(const Operation&)> event) = 0;
-  // Best floating-point rate and memory rate that a short loop reaches here, in FLOP/s and byte/s, measured at the
-  // call.
-  virtual double peak_flops() = 0;
+  // Best floating-point rate, of products of this activation type, and memory rate that a short loop reaches here, in
+  // FLOP/s and byte/s, measured at the call.
+  virtual double peak_flops(DType dtype) = 0;
   virtual double peak_bandwidth() = 0;
 
   // dst = value everywhere. float32, bfloat16 or float64, contiguous.

@@ -244,7 +244,8 @@ void TrainingRun::allocate() {
   say("memory\n" + memory);
   buffers_ = std::make_unique<Buffers>(*device_, *mesh_, config_, settings, capacity);
   const std::int64_t threads = own.threads > 0 ? own.threads : available_threads();
-  peak_flops_ = combined_peak(world_.communicator().exchange(RankPeak{Place::here(), threads, device_->peak_flops()}));
+  peak_flops_ = combined_peak(world_.communicator().exchange(
+      RankPeak{Place::here(), threads, device_->peak_flops(parse_dtype(options_.dtype))}));
 }
 
 void TrainingRun::restore() {

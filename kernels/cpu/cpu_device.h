@@ -20,7 +20,7 @@ class CpuDevice final : public Device {
   void download(void* dst, Tensor src) override;
   void after_each(std::function<void()> hook) override { after_each_ = std::move(hook); }
   void trace(std::function<void(const Operation&)> event) override { trace_ = std::move(event); }
-  double peak_flops() override;
+  double peak_flops(DType dtype) override;
   double peak_bandwidth() override;
 
   void fill(Tensor dst, float value) override;

@@ -29,16 +29,22 @@ double shortest(int trials, const Body& body) {
 // Chains of multiply-adds that stay in registers: enough of them to hide the latency, with two constants few enough for
 // sixteen registers. All threads run at once, for that sets their clock, and each is asked for its own best trial,
 // which nothing disturbed.
-double CpuDevice::peak_flops() {
+double CpuDevice::peak_flops(DType dtype) {
   constexpr int chains = 12;
   constexpr std::int64_t rounds = 1 << 15;  // less than 1 ms
+  const bool pairs = dtype == DType::bfloat16 && bf16_ != Bf16::converted;
   double rate = 0, keep = 0;
 #pragma omp parallel num_threads(threads_) reduction(+ : rate, keep)
   {
     vec a[chains];
 #pragma GCC unroll 12
     for (int c = 0; c < chains; ++c) a[c] = static_cast<float>(c + 2) - vec{};  // 1 would stay 1 and be removed
+    double flops = 2.0 * chains * width * rounds;
     const double seconds = shortest(64, [&] {
+      if (pairs) {
+        flops = multiply_pairs(bf16_);
+        return;
+      }
       const vec scale = 0.999f - vec{}, add = 0.001f - vec{};
 #pragma GCC unroll 1
       for (std::int64_t i = 0; i < rounds; ++i) {
@@ -46,7 +52,7 @@ double CpuDevice::peak_flops() {
         for (int c = 0; c < chains; ++c) a[c] = a[c] * scale + add;
       }
     });
-    rate += 2.0 * chains * width * rounds / seconds;
+    rate += flops / seconds;
 #pragma GCC unroll 12
     for (int c = 0; c < chains; ++c) keep += static_cast<double>(a[c][0]);
   }

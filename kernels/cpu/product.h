@@ -21,6 +21,8 @@ struct Operand {
 enum class Bf16 : std::uint8_t { converted, vectors, tiles };
 // The fastest that this processor and system have. Asks the system for the use of tiles.
 Bf16 fastest_bf16();
+// Multiplies pairs in registers alone, for less than 1 ms, and returns how many FLOPs that was.
+double multiply_pairs(Bf16 by);
 
 // c [M, N] = a [M, K] b [N, K]^T. a, b are of `input` type; c is contiguous, float32 or of `input` type.
 struct Product {

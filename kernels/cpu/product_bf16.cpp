@@ -262,6 +262,28 @@ Bf16 fastest_bf16() {
   return has(7, 1, 0, 5) && __builtin_cpu_is("amd") ? Bf16::vectors : Bf16::converted;
 }
 
+double multiply_pairs(Bf16 by) {
+  constexpr int64_t rounds = 1 << 12;
+  if (by == Bf16::tiles) {
+    const TileRegisters registers;
+    for (int64_t i = 0; i < rounds; ++i) {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    return 4.0 * tile * tile * block_k * 2 * rounds;
+  }
+  constexpr int chains = 12;
+  vec sum[chains] = {};
+#pragma GCC unroll 1
+  for (int64_t i = 0; i < 8 * rounds; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < chains; ++c) asm volatile("vdpbf16ps %0, %0, %0" : "+v"(sum[c]));
+  }
+  return 4.0 * chains * width * 8 * rounds;
+}
+
 int64_t Product::pairs_scratch_bytes() const {
   const Parts parts = parts_of(*this);
   return parts.count * ceil_div(Part(*this, parts.rows, parts.columns, parts.whole_a()).floats(), width) * width * 4;

@@ -23,11 +23,28 @@ using namespace onescale;
 using Sizes = std::map<std::string, std::int64_t>;
 
 Sizes parse_sizes(int argc, char** argv) {
-  Sizes sizes = {
-      {"vocab_size", 50304}, {"n_layer", 12},    {"n_head", 12},  {"n_embd", 768}, {"multi_query", 1}, {"seq_len", 256},
-      {"rows", 4},           {"micro_batch", 0}, {"steps", 5},    {"warmup", 2},   {"threads", 0},     {"profile", 0},
-      {"bfloat16", 0},       {"recompute", 0},   {"ignored", 0},  {"sp", 1},       {"tp", 1},          {"zero", 0},
-      {"reduction", 0},      {"bucket_mb", 16},  {"gather_kv", 0}};
+  Sizes sizes = {{"vocab_size", 50304},
+                 {"n_layer", 12},
+                 {"n_head", 12},
+                 {"n_embd", 768},
+                 {"multi_query", 1},
+                 {"seq_len", 256},
+                 {"rows", 4},
+                 {"micro_batch", 0},
+                 {"steps", 5},
+                 {"warmup", 2},
+                 {"threads", 0},
+                 {"profile", 0},
+                 {"bfloat16", 0},
+                 {"recompute", 0},
+                 {"ignored", 0},
+                 {"sp", 1},
+                 {"tp", 1},
+                 {"zero", 0},
+                 {"reduction", 0},
+                 {"bucket_mb", 16},
+                 {"gather_kv", 0},
+                 {"isa", 0}};
   for (int i = 1; i < argc; i += 2) {
     const std::string name = std::string(argv[i]).substr(std::min<std::size_t>(2, std::string(argv[i]).size()));
     check_usage(sizes.contains(name) && i + 1 < argc, argv[i], " is no argument of step_bench, or has no value");
@@ -44,8 +61,8 @@ struct Work {
 };
 
 // Returns the seconds that a step would take if each operation reached its bound.
-double print_profile(Device& device, const std::map<std::string, Work>& by_name, std::int64_t steps) {
-  const double peak_flops = device.peak_flops(), peak_bandwidth = device.peak_bandwidth();
+double print_profile(Device& device, DType dtype, const std::map<std::string, Work>& by_name, std::int64_t steps) {
+  const double peak_flops = device.peak_flops(dtype), peak_bandwidth = device.peak_bandwidth();
   double total = 0;
   for (const auto& [name, work] : by_name) total += work.seconds;
   std::fprintf(stderr, "peak %.0f GFLOP/s, %.1f GB/s\n", peak_flops / 1e9, peak_bandwidth / 1e9);
@@ -101,6 +118,7 @@ int run(int argc, char** argv, World& world) {
   check_config(config, "step_bench");
   Options options;
   options.threads = sizes["threads"];
+  if (sizes["isa"] != 0) options.isa = str("v", sizes["isa"]);
   options.dtype = sizes["bfloat16"] != 0 ? "bfloat16" : "float32";
   options.recompute = std::vector{"none", "light", "block"}.at(static_cast<std::size_t>(sizes["recompute"]));
   options.sp = sizes["sp"], options.tp = sizes["tp"], options.zero = sizes["zero"];
@@ -176,7 +194,7 @@ int run(int argc, char** argv, World& world) {
   out.set("loss_last", last);
   out.set("parameters", config.parameters());
   if (all.rank() != 0) return 0;
-  if (sizes["profile"] != 0) out.set("bound_s", print_profile(*device, work, steps));
+  if (sizes["profile"] != 0) out.set("bound_s", print_profile(*device, parse_dtype(options.dtype), work, steps));
   std::printf("%s\n", out.dump().c_str());
   if (sizes["profile"] != 0 && all.size() > 1) print_traffic(mesh, steps);
   return 0;

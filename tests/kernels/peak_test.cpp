@@ -46,7 +46,7 @@ TEST(PeakSlow, IsThatOfAnAssemblyLoopAndNoProductIsAbove) {
                  W = put(*device, DType::float32, {768, 768}, randoms(768 * 768, 2)),
                  y = garbage(*device, DType::float32, {768, 768});
     for (int round = 0; round < 20; ++round) {
-      const double now = device->peak_flops();
+      const double now = device->peak_flops(DType::float32);
       peak = std::max(peak, now);
       nearest = std::min(nearest, std::abs(now / assembly_peak(std::string(backend.name) == "v4") - 1));
       for (int i = 0; i < 5; ++i)
