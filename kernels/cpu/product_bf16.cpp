@@ -134,12 +134,15 @@ void multiply_tiles(float* sums, int64_t sums_row, const float* a, const float* 
 class TileRegisters {
  public:
   TileRegisters() {
-    struct alignas(64) {
-      std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } configuration;
-    _tile_loadconfig(&configuration);
+    // Constant: the compiler takes loadconfig for one that reads 8 bytes, and would leave out to write the rest.
+    struct alignas(64) Configuration {
+      std::uint8_t palette, start_row, reserved[14];
+      std::uint16_t row_bytes[16];
+      std::uint8_t rows[16];
+    };
+    static constexpr Configuration eight = {
+        1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+    _tile_loadconfig(&eight);
   }
   ~TileRegisters() { _tile_release(); }
   TileRegisters(const TileRegisters&) = delete;
