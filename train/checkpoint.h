@@ -31,12 +31,12 @@ struct CheckpointContents {
   std::string tokenizer;        // bytes of tokenizer.model; empty for none
 };
 
-// Writes the checkpoint and returns its path. Free space is checked first: where there is too little, make_room is
-// called, on rank 0, and the space looked at again. Everything goes to a temporary sibling that
-// is synced and then renamed, so that a kill at any moment leaves the older checkpoints and at most a stale temporary,
-// which the next save removes. Each rank of the world writes its own files, rank 0 trainer.json last, when all have
-// succeeded. On a failure of any rank the temporary is removed and every rank throws Error. An existing directory
-// of the same step is replaced.
+// Writes the checkpoint below run_dir, which is there, and returns its path. Free space is checked first: where there
+// is too little, make_room is called, on rank 0, and the space looked at again. Everything goes to a temporary sibling
+// that is synced and then renamed, so that a kill at any moment leaves the older checkpoints and at most a stale
+// temporary, which the next save removes. Each rank of the world writes its own files, rank 0 trainer.json last, when
+// all have succeeded. On a failure of any rank the temporary is removed and every rank throws Error. An existing
+// directory of the same step is replaced.
 std::string save_checkpoint(
     const std::string& run_dir, const CheckpointContents& contents, Communicator& world,
     const std::function<void()>& make_room = [] {});

@@ -26,6 +26,8 @@ def run(command, mutant, limit=300):
         done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=limit)
     except subprocess.TimeoutExpired:
         return 124, "no end"
+    if "no mutant " in done.stdout + done.stderr:
+        sys.exit(f"{command[-1]} does not hold {mutant}: build it")
     said = [line for line in (done.stdout + done.stderr).splitlines()
             if line.startswith(("onescale:", "verify:", "DIFFERS", "[  FAILED", "   "))]
     return done.returncode, said[-1 if "verify" in command else 0].strip() if said else ""

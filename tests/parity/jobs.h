@@ -23,8 +23,9 @@ void add_bits(Jobs& jobs);          // what is promised bit for bit
 void add_odd_sizes(Jobs& jobs);     // padded vocabularies, 22 heads
 void add_broken_ranks(Jobs& jobs);  // a rank that is not finite, replicas that differ
 void add_long_run(Jobs& jobs);
-void add_chunks(Jobs& jobs);  // more good tokens than the head takes at once
-void add_wire(Jobs& jobs);    // gradients that travel in bfloat16
-void add_plain(Jobs& jobs);   // the slopes of a plain float64 forward
+void add_chunks(Jobs& jobs);      // more good tokens than the head takes at once
+void add_wire(Jobs& jobs);        // gradients that travel in bfloat16
+void add_evaluation(Jobs& jobs);  // first weights too
+void add_plain(Jobs& jobs);       // the slopes of a plain float64 forward
 
 }  // namespace onescale::parity

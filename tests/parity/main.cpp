@@ -54,6 +54,7 @@ int main(int argc, char** argv) {
                                                               {"chunks", add_chunks},
                                                               {"wire", add_wire},
                                                               {"plain", add_plain},
+                                                              {"evaluation", add_evaluation},
                                                               {"grid", [](Jobs& all) { add_grid(all, false); }},
                                                               {"slow", [](Jobs& all) { add_grid(all, true); }}};
     const bool some =

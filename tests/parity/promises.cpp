@@ -1,11 +1,15 @@
 // Promises beyond one step's agreement: bits, odd sizes, ranks that go wrong, many steps together.
 #include <cmath>
+#include <cstring>
 #include <optional>
 
+#include "data/batches.h"
 #include "parallel/replicas.h"
 #include "tests/parity/jobs.h"
 #include "tests/parity/trial.h"
+#include "tests/temp_dir.h"
 #include "tests/train/golden.h"
+#include "train/evaluate.h"
 #include "train/verify.h"
 
 namespace onescale::parity {
@@ -154,6 +158,61 @@ void beside_plain(Communicator& group, Report& report, const Model& model, const
   }
 }
 
+// First weights have the bits of one process's, and the loss over held-out rows, of which the last is short, is that of
+// a plain forward: with rows for some ranks alone, too.
+void beginning_and_evaluation(Communicator& group, Report& report, const Path& path) {
+  report.begin(str("evaluation ", path.text()));
+  Model model = small_model(true, true, false);
+  const std::int64_t V = model.config.vocab_size, T = 16, tokens = 5 * T + 4;
+  const Layout layout{path.dp, path.sp, path.tp, group.rank()};
+  Mesh mesh(group, layout);
+  Trial trial(mesh, model, path.settings(8, T));
+  trial.weights.initialise(seed);
+  const Whole first = trial.masters();
+  trial.weights.load(model.fetch);
+  const std::unique_ptr<TempDir> dir = group.rank() == 0 ? std::make_unique<TempDir>() : nullptr;
+  std::vector<std::int32_t> ids;
+  std::vector<std::uint8_t> no_target;
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    const Philox words = philox({static_cast<std::uint32_t>(i), 0, 0, 0}, 6);
+    ids.push_back(static_cast<std::int32_t>(words[0] % static_cast<std::uint32_t>(V)));
+    no_target.push_back(words[1] % 3 == 0);
+  }
+  char path_of[256] = "";
+  if (dir) {
+    ShardWriter shard(*dir / "val_000000.bin", {V, 0, {}});
+    shard.add_document(ids, no_target);
+    shard.finish();
+    std::snprintf(path_of, sizeof path_of, "%s", dir->path().c_str());
+  }
+  struct Text {
+    char text[256];
+  } shared{};
+  std::memcpy(shared.text, path_of, sizeof path_of);
+  const std::string where = group.exchange(shared)[0].text;
+  const Dataset data(where, "val", {V, 0, {}});
+  Batches batches(data, T, 0, SampleOrder::sequential);
+  for (const std::int64_t rows : {0, 3}) {
+    Evaluator evaluator(trial.weights, trial.step.model(), 8 / path.dp / path.micro_batches, T);
+    const EvalResult result = evaluator.run(batches, nullptr, rows, [] { return false; });
+    if (!dir) continue;
+    HostBatch batch{rows == 0 ? 6 : rows, T, {}, {}};
+    for (std::size_t i = 0; i < static_cast<std::size_t>(batch.rows * T); ++i) {
+      batch.ids.push_back(i < ids.size() ? ids[i] : 0);
+      batch.labels.push_back(i + 1 < ids.size() && !no_target[i + 1] ? ids[i + 1] : -100);
+    }
+    const VerifyCase c{model.config, model.fetch, batch, {}};
+    report.expect(near(result.loss(), plain_loss(c, plain_weights(c)), 1e-5), "loss ", result.loss());
+    const std::int64_t good = count_good_tokens(batch.labels.data(), std::ssize(batch.labels));
+    report.expect(result.good_tokens == good, "N is ", result.good_tokens, ", not ", good);
+  }
+  if (!dir) return;
+  const std::unique_ptr<Mesh> single = Mesh::single();
+  Trial one(*single, model, Path{}.settings(8, T));
+  one.weights.initialise(seed);
+  report.expect(first == one.masters(), "first weights have other bits");
+}
+
 Path with(int dp, int sp, int tp, int stage, std::int64_t micro_batches = 1, SpMode mode = SpMode::ulysses) {
   Path p;
   p.dp = dp, p.sp = sp, p.tp = tp, p.stage = stage, p.micro_batches = micro_batches, p.sp_mode = mode;
@@ -258,6 +317,12 @@ void add_plain(Jobs& jobs) {
                                     with(2, 1, 2, 3, 2), with(1, 2, 2, 1, 4)});
                     }});
   }
+}
+
+void add_evaluation(Jobs& jobs) {
+  for (const Path& path : {with(1, 1, 1, 0, 4), with(2, 1, 1, 1), with(4, 1, 1, 3), with(1, 2, 1, 2), with(1, 1, 4, 0),
+                           with(2, 2, 1, 3), with(2, 2, 2, 3), with(1, 4, 1, 0, 1, SpMode::gather_kv)})
+    add(jobs, beginning_and_evaluation, path);
 }
 
 }  // namespace onescale::parity

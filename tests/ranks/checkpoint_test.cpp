@@ -86,6 +86,7 @@ class Trainer {
     step_.load_moments(1, from.values("exp_avg_sq."));
   }
   std::string save(const std::string& run_dir, const TrainerState& state) {
+    fs::create_directories(run_dir);
     return save_checkpoint(run_dir,
                            {state,
                             weights_.config(),

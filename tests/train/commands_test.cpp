@@ -51,6 +51,9 @@ TEST(ExportCommand, ModelsReadBack) {
     EXPECT_THROW(export_command(options), UsageError);
     const ModelSource copy(options.out);
     EXPECT_EQ(config_json(copy.config()), config_json(golden.source.config()));
+    const SafetensorsReader file(options.out + "/model.safetensors");
+    for (const StoredTensor& tensor : file.tensors())
+      EXPECT_EQ(tensor.type, std::string(dtype) == "float32" ? FileType::F32 : FileType::BF16) << tensor.name;
     for (std::size_t i = 0; i < copy.table().parameters.size(); ++i) {
       std::vector<float> a(static_cast<std::size_t>(copy.table().parameters[i].numel())), b(a.size());
       const auto n = static_cast<std::int64_t>(a.size());

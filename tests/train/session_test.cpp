@@ -23,5 +23,16 @@ TEST(CombinedPeak, CountsEachCoreOnce) {
   EXPECT_EQ(combined_peak({rank("a", {0, 1}, 2, 200), rank("b", {0, 1}, 2, 400)}), 600);  // two machines
 }
 
+// tiny_starcoder_py: two for each of the published 164,144,128 parameters but the positions, and twice that for the
+// gradients; of attention 2 H T for half of both products. The table that ids only pick rows of costs nothing.
+TEST(FlopsPerToken, AreThoseOfThePublishedSizes) {
+  ModelConfig c{.vocab_size = 49152, .n_positions = 8192, .n_embd = 768, .n_layer = 20, .n_head = 12, .n_inner = 3072};
+  EXPECT_EQ(flops_per_token(c, 8192).parameters, 6.0 * (164144128 - 8192 * 768));
+  EXPECT_EQ(flops_per_token(c, 8192).with_attention - flops_per_token(c, 8192).parameters, 3.0 * 20 * 2 * 768 * 8192);
+  const double tied = flops_per_token(c, 8192).parameters;
+  c.tie_word_embeddings = false;
+  EXPECT_EQ(flops_per_token(c, 8192).parameters, tied);
+}
+
 }  // namespace
 }  // namespace onescale

@@ -254,6 +254,21 @@ TEST(Step, IsSkippedWithoutGoodTokensAndWhenNotFinite) {
   EXPECT_EQ(before, run.weight(0));
 }
 
+// FNV-1a over ids and labels in turn, as 32-bit words; its offset basis is that of the row's number. (0, 1; 2, -100)
+// and (3, 4; 5, 6), by hand in Python: both rows' sums.
+TEST(Step, BatchHashIsOfIdsAndLabelsByRow) {
+  const Golden golden("mqa");
+  StepSettings settings;
+  settings.seq_len = 2;
+  Trial run(golden, settings);
+  const auto hash = [&](std::vector<std::int32_t> ids, std::vector<std::int32_t> labels) {
+    return run.step.gradients({ids.data(), labels.data(), 2}, 0, 0).batch_hash;
+  };
+  EXPECT_EQ(hash({0, 1, 3, 4}, {2, -100, 5, 6}), 0x4ac80842f13f19f2u);
+  EXPECT_NE(hash({0, 1, 3, 4}, {2, 7, 5, 6}), 0x4ac80842f13f19f2u);
+  EXPECT_NE(hash({3, 4, 0, 1}, {5, 6, 2, -100}), 0x4ac80842f13f19f2u);
+}
+
 TEST(Step, AnIgnoredRowChangesNothing) {
   const Golden golden("wide_mqa");  // its last row is ignored
   const HostBatch batch = batch_of(golden);

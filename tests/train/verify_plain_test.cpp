@@ -44,6 +44,31 @@ TEST(PlainSlopes, AreThoseOfTheTrainer) {
   }
 }
 
+// Dropout of every site, layer, row, position, seed and step is that of its key.
+TEST(PlainLoss, IsTheTrainersWithDropout) {
+  VerifyCase c = small_case(alone(), 1);
+  c.config.embd_pdrop = 0.1f, c.config.attn_pdrop = 0.2f, c.config.resid_pdrop = 0.3f;
+  const auto mesh = Mesh::single();
+  const auto device = make_cpu_device(1, false);
+  ModelWeights weights(*device, *mesh, c.config);
+  weights.load(c.weights);
+  c.options.micro_batch = 2;
+  Step step(weights, step_settings(c.options, c.batch.seq_len));
+  for (const auto& [seed, number] : {std::pair{9, 0}, {9, 5}, {10, 5}}) {
+    const PlainDropout dropout = [&](Site site, std::int64_t layer, std::int64_t row, std::int64_t position,
+                                     std::int64_t head, std::int64_t element) {
+      const double p = site == Site::embedding ? 0.1 : site == Site::attention ? 0.2 : 0.3;
+      const auto group = static_cast<std::uint32_t>(site == Site::attention ? head << 24 | element / 4 : element / 4);
+      const Philox words =
+          philox(dropout_counter(site, layer, number, row, position, group), static_cast<std::uint64_t>(seed));
+      return words[static_cast<std::size_t>(element % 4)] < p * 0x1p32 ? 0 : 1 / (1 - p);
+    };
+    const double loss = step.gradients(c.batch.of_rank({}), static_cast<std::uint64_t>(seed), number).loss;
+    EXPECT_NEAR(loss / plain_loss(c.config, plain_weights(c), c.batch.seq_len, c.batch.ids, c.batch.labels, dropout), 1,
+                1e-5);
+  }
+}
+
 // Whatever part loses its largest element is the worst.
 TEST(PlainSlopes, ShowADroppedElementOfEveryPart) {
   for (const bool multi_query : {true, false}) {
