@@ -116,7 +116,7 @@ int generate_command(const Options& options) {
   Decoder decoder(model, capacity);
   const auto written = [&](std::int32_t id) {
     const std::string_view bytes = tokenizer->piece_bytes(id);
-    std::fwrite(bytes.data(), 1, bytes.size(), stdout);
+    if (!bytes.empty()) std::fwrite(bytes.data(), 1, bytes.size(), stdout);
     check_output();
   };
   check(generate(decoder, weights.units(), prompt, tokenizer->eot(), options, options.max_new_tokens, written)

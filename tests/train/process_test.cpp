@@ -53,7 +53,7 @@ class Process : public testing::Test {
   }
   static void expect_same_data(const std::string& out) {
     for (const std::string& name : names(at("prepared")))
-      EXPECT_EQ(read_text(at("prepared/" + name)), read_text(at(out + "/" + name))) << name;
+      EXPECT_EQ(read_text(at("prepared/" + name)), read_text(at(str(out, "/", name)))) << name;
   }
 
   static TempDir* dir;

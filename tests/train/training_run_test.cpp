@@ -199,7 +199,7 @@ TEST_F(TrainingRuns, MakesTheLastEvaluationThatAKillCutOff) {
   const std::string file = root + "/cut_off/metrics.jsonl", whole = read_text(file);
   const std::vector<std::string> before = metrics("cut_off");
   ASSERT_NE(before.back().find("sample"), std::string::npos);
-  const std::size_t sample = whole.rfind("\n", whole.size() - 2) + 1, eval = whole.rfind("\n", sample - 2) + 1;
+  const std::size_t sample = whole.rfind('\n', whole.size() - 2) + 1, eval = whole.rfind('\n', sample - 2) + 1;
   for (const std::size_t end : {sample - 3, sample, eval + 5, eval}) {
     write_text(file, whole.substr(0, end));
     EXPECT_EQ(TrainingRun(options("cut_off"), world).run(), 0);
