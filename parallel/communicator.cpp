@@ -79,10 +79,11 @@ std::unique_ptr<Transfer> Communicator::run(const Collective& collective, std::i
   Traffic::Count& count = traffic_.operations[operation];
   ++count.calls;
   count.bytes += sent;
-  // FNV-1a (Fowler, Noll, Vo) over the operation's name and size.
+  // FNV-1a (Fowler, Noll, Vo) over the operation's name and the size of the whole, of which ranks may hold unequal
+  // parts.
   const auto mix = [&](std::uint64_t value) { order_ = (order_ ^ value) * 0x100000001b3; };
   for (const char* c = operation; *c; ++c) mix(static_cast<std::uint64_t>(*c));
-  mix(static_cast<std::uint64_t>(bytes_of(collective.in)));
+  mix(static_cast<std::uint64_t>(std::max(bytes_of(collective.in), bytes_of(collective.out))));
   return std::make_unique<Timed>(start(collective), *this, operation);
 }
 

@@ -106,7 +106,8 @@ class Communicator {
 
   const Traffic& traffic() const { return traffic_; }
   void reset_traffic() { traffic_ = {}; }
-  // A hash of all calls so far, of their sizes and their order: equal on all ranks of the group where pieces are even.
+  // A hash of all calls so far, of their sizes and their order: equal on all ranks of the group where the pieces of
+  // all_to_all are even.
   std::uint64_t order_hash() const { return order_; }
 
  protected:
