@@ -274,6 +274,7 @@ void compare_step(Communicator& group, Report& report, const Model& model, const
   expect_number("loss", result.loss, one->first.loss, path.dtype == DType::float32 ? 1e-5 : close);
   expect_number("norm", result.grad_norm, one->first.grad_norm, close);
   expect_number("coefficient", result.clip_coef, one->coefficient, clip == 0.5 ? close : 0);
+  for (const std::vector<double>& g : one->gradients) report.expect((norm(g) > 0) == (good > 0), "a gradient of 0");
   compare_gradients(report, trial.weights.table(), model.config, gradients, one->gradients, path);
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const Difference d = difference(weights[i], one->weights[i]);
