@@ -77,7 +77,7 @@ int tables(const Options& options, Communicator& world) {
   if (world.rank() == 0) std::fputs(text.c_str(), stdout);
   Sheet sheet(world);
   gradients(sheet, c);
-  fault_tables(sheet, options.device);
+  fault_tables(sheet, options);
   return sheet.finish() > 0 ? 1 : 0;
 }
 

@@ -81,7 +81,8 @@ class Sheet {
 };
 
 // Tables, one a reported fault of other trainers: our figure, measured now on small models, beside the faulty one.
-void fault_tables(Sheet& s, const std::string& device);
+// Of the options only device and isa count.
+void fault_tables(Sheet& s, const Options& options);
 
 inline constexpr const char* reductions[] = {"ordered", "reduce_scatter", "all_reduce"};
 

@@ -59,9 +59,11 @@ void updates(Sheet& s, VerifyCase c) {
   c.options.steps = 3;
   c.options.weight_decay = 0.1;
   c.options.eps = 1e-3;  // takes the K part of c_attn.bias, whose gradient is rounding, below the rest
-  c.options.given = {"reduction"};
+  c.options.zero = 2;
   for (const std::string optimizer : {"sgd", "adamw"}) {
-    c.options.lr = optimizer == "sgd" ? 2 : 0x1p-5;  // rounded weights take some 1e-6 from their changes
+    c.options.given = {"reduction"};
+    if (optimizer == "sgd") c.options.given.emplace_back("zero");  // the first table has it in all stages
+    c.options.lr = optimizer == "sgd" ? 2 : 0x1p-5;                // rounded weights take some 1e-6 from their changes
     c.options.optimizer = optimizer;
     const WholeTensors right = plain_updates(s.world, c);
     const auto judge = [&](const Measured& m) {
@@ -270,7 +272,8 @@ void everything_else(Sheet& s, const VerifyCase& full) {
   s.title("The rest, over all layouts that fit: the worst", "reported elsewhere");
   const auto variant = [&](const char* name, bool multi_query, bool tied, float dropout, std::vector<const char*> args,
                            const char* theirs = "") {
-    args.insert(args.begin(), {"onescale", "verify", "--threads", "1", "--device", full.options.device.c_str()});
+    args.insert(args.begin(), {"onescale", "verify", "--threads", "1", "--device", full.options.device.c_str(), "--isa",
+                               full.options.isa.c_str()});
     const Options options = parse(static_cast<int>(args.size()), args.data()).options;
     VerifyCase c = uneven(small_case(options, s.world.size(), multi_query, tied));
     c.config.embd_pdrop = c.config.resid_pdrop = c.config.attn_pdrop = dropout;
@@ -300,9 +303,10 @@ void everything_else(Sheet& s, const VerifyCase& full) {
 
 }  // namespace
 
-void fault_tables(Sheet& s, const std::string& device) {
+void fault_tables(Sheet& s, const Options& options) {
   Options plain;
-  plain.device = device;
+  plain.device = options.device;
+  plain.isa = options.isa;
   plain.threads = 1;  // a small model's loops are too short to share
   const VerifyCase full = small_case(plain, s.world.size()), small = uneven(full);
   one_process(s, plain);
