@@ -73,6 +73,7 @@ void cut_to_memory(VerifyCase& c, const ModelSource& source, std::int64_t memory
     const std::unique_ptr<Mesh> mesh = Mesh::single();
     StepSettings settings = step_settings(c.options, c.batch.seq_len);
     settings.micro_batch = c.batch.rows;
+    settings.recompute = Recompute::none;  // as in what is compared with
     ModelWeights weights(*dry, *mesh, c.config, settings.zero);
     Step(weights, settings).run_empty();
     const auto kinds = dry->memory();

@@ -2,6 +2,8 @@
 // how it compares with another. The loss, the reductions, the norm, the clip and the update are the trainer's own.
 #pragma once
 
+#include <cmath>
+
 #include "train/plain_forward.h"
 #include "train/session.h"
 
@@ -76,6 +78,10 @@ struct Likeness {
 };
 Likeness likeness(const Part& part, const WholeTensors& g, const WholeTensors& ref);
 double squares(const std::vector<float>& x);  // their sum
+// Of two distances from what is right. One that is no number is worse than any other.
+inline bool worse(double a, double b) {
+  return !std::isnan(b) && !(a <= b);
+}
 
 // What a plain float64 forward says of a case, with the dropout of its first step.
 PlainWeights plain_weights(const VerifyCase& c);

@@ -113,9 +113,9 @@ std::pair<double, std::string> worst_slope(const std::vector<Slopes>& plain, con
       for (const Part::Range& range : part.ranges)
         for (std::int64_t e = range.begin; e < range.end; ++e)
           along += *u++ * static_cast<double>(gradient[range.parameter][static_cast<std::size_t>(e)]);
-      // A slope is some 1 / sqrt(n) of the norm. Written so that what is no number is worst.
+      // A slope is some 1 / sqrt(n) of the norm.
       const double error = std::abs(along - values[k]) * std::sqrt(static_cast<double>(directions[k].size()) / square);
-      if (!(error <= worst.first)) worst = {error, part.name};
+      if (worse(error, worst.first)) worst = {error, part.name};
     }
   }
   return worst;

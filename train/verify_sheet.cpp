@@ -32,10 +32,9 @@ Judge Sheet::exactly(VerifyCase c, double right) const {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const Likeness l = likeness(tensors[i], m.gradient, exact.gradient);
       double& ratio = table.parameters[i].shape.size() == 1 ? vectors : weights;
-      // Written so that what is no number is worst.
-      if (!flat[i] && !(std::abs(l.ratio / right - 1) <= std::abs(ratio - 1))) ratio = l.ratio / right;
+      if (!flat[i] && worse(std::abs(l.ratio / right - 1), std::abs(ratio - 1))) ratio = l.ratio / right;
       const double own = flat[i] ? l.residual : std::hypot(l.residual, l.ratio - right) / right;
-      if (!(own <= error)) error = own, worst = tensors[i].name;
+      if (worse(own, error)) error = own, worst = tensors[i].name;
     }
     // In float32 only the order of additions differs. bfloat16 keeps 8 bits and layouts round at other places: a ratio
     // averages that, over 20 elements in the smallest vectors, the error of a tensor does not.

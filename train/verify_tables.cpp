@@ -67,16 +67,14 @@ void updates(Sheet& s, VerifyCase c) {
     c.options.optimizer = optimizer;
     const WholeTensors right = plain_updates(s.world, c);
     const auto judge = [&](const Measured& m) {
-      Figures figures;
+      Figure most{"", 0, 0, 2e-5, "%.0e"};
       for (std::size_t i = 0; i < right.size(); ++i) {
         const Part part{gpt_bigcode_table(c.config).parameters[i].name, {{i, 0, std::ssize(right[i])}}};
         const Likeness l = likeness(part, m.gradient, right);
-        figures.push_back({"change of " + part.name, std::hypot(l.residual, l.ratio - 1), 0, 2e-5});
+        const double error = std::hypot(l.residual, l.ratio - 1);
+        if (worse(error, most.value)) most.value = error, most.name = "change of " + part.name;
       }
-      const auto worse = [](const Figure& a, const Figure& b) { return a.value < b.value; };
-      Figure worst = *std::ranges::max_element(figures, worse);
-      worst.format = "%.0e";
-      return Figures{worst};
+      return Figures{most};
     };
     s.line(optimizer, worst(s.everywhere(optimizer + ", ", c, judge)).text);
   }

@@ -120,5 +120,22 @@ TEST(PlainSlopes, AloneSayWhereNoGradientIsRight) {
   EXPECT_TRUE(std::isinf(figures[2].value)) << figures[2].name;
 }
 
+// In whichever tensor, and whatever the others are.
+TEST(Sheet, WhatIsNoNumberIsOff) {
+  World world;
+  const VerifyCase c = small_case(alone(), 1);
+  const Judge judge = Sheet(world.communicator()).exactly(c);
+  const std::vector<Slopes> slopes = plain_slopes(c, {tensor_parts(c.config, c.batch.seq_len)[0]});
+  const Measured m = measure_alone(world.communicator(), c);
+  for (const std::size_t tensor : {std::size_t{0}, std::size_t{5}, m.gradient.size() - 1}) {
+    Measured bad = m;
+    bad.gradient[tensor][0] = std::nanf("");
+    const Figures figures = judge(bad);
+    EXPECT_TRUE(std::isnan(figures[0].value) || std::isnan(figures[1].value)) << tensor;
+    EXPECT_TRUE(std::isnan(figures[2].value)) << tensor;
+    EXPECT_EQ(std::isnan(worst_slope(slopes, bad.gradient).first), tensor == 0);
+  }
+}
+
 }  // namespace
 }  // namespace onescale
