@@ -106,6 +106,7 @@ void multiply_vectors(float* sums, const float* a, const float* b, int64_t block
 template <bool two_down, bool two_across>
 void multiply_tiles(float* sums, int64_t sums_row, const float* a, const float* b, int64_t blocks) {
   constexpr int64_t a_row = tile * 4, b_row = panel * 4;
+  asm volatile("" ::: "memory");  // the loads below do not say that they read memory: what was packed must be there
   _tile_zero(0);
   if constexpr (two_across) _tile_zero(1);
   if constexpr (two_down) _tile_zero(2);
