@@ -77,8 +77,8 @@ std::optional<PrepareSummary> made_before(const std::string& out, const Json& se
   const std::string file = out + "/prepare.json";
   check_usage(fs::exists(file, error), out, " exists and is not a prepared data set: name another directory.");
   const Json made = Json::read_file(file), before = made.at("settings");
-  for (const std::string& key : settings.keys()) {
-    const std::string old = before.has(key) ? before.at(key).dump() : "absent", now = settings.at(key).dump();
+  for (const auto& [key, value] : settings.items()) {
+    const std::string old = before.has(key) ? before.at(key).dump() : "absent", now = value.dump();
     check_usage(old == now, out, " exists and was made with ", key, " ", old, ", not ", now,
                 ": name another directory or remove it.");
   }
