@@ -87,6 +87,7 @@ void Documents::each(const std::function<void(Document&&)>& take) {
     std::string line;
     for (std::int64_t at = 1; std::getline(lines, line); ++at) {
       bytes_read_ += std::ssize(line) + 1;
+      if (at == 1 && line.starts_with(byte_order_mark)) line.erase(0, byte_order_mark.size());
       if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
       Document document{"", 0, str(path, " line ", at)};
       const Json json = Json::parse(line, document.source);
@@ -99,6 +100,8 @@ void Documents::each(const std::function<void(Document&&)>& take) {
     }
     check(lines.eof(), path, ": the file cannot be read: check its rights.");
   }
+  check_usage(number > 0, "The inputs (first ", files_[0], ") hold ", files(),
+              " files without a text that is not empty: there is nothing to prepare.");
 }
 
 std::string Documents::fingerprint() const {

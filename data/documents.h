@@ -17,7 +17,8 @@ struct Document {
 
 // A file is one document; a file whose name ends in .jsonl or .ndjson holds one JSON object a line, with `text`, or
 // with `prompt` and `completion`. Directories are walked recursively in the order of the bytes of their paths; links to
-// directories and names that begin with a dot are not followed. Empty documents are left out.
+// directories and names that begin with a dot are not followed. Empty documents are left out, and so is a byte order
+// mark before JSON lines.
 class Documents {
  public:
   // patterns (such as "*.py") choose files inside directories by name, or by the path below the input if they hold a
@@ -25,7 +26,8 @@ class Documents {
   // nothing is left.
   Documents(const std::vector<std::string>& inputs, const std::vector<std::string>& patterns);
 
-  // All documents, one after the other. Throws Error naming file (and line) for what cannot be read.
+  // All documents, one after the other. Throws Error naming file (and line) for what cannot be read, UsageError when
+  // all are empty.
   void each(const std::function<void(Document&&)>& take);
 
   std::int64_t files() const { return static_cast<std::int64_t>(files_.size()); }

@@ -21,8 +21,6 @@ namespace onescale {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::int64_t tokenizer_bytes = 64'000'000;  // a tokenizer is trained on, at most: documents chosen by number
-
 Json list_of(const std::vector<std::string>& values) {
   Json array = Json::array();
   for (const std::string& value : values) array.push(value);
@@ -44,7 +42,7 @@ Json settings_of(const PrepareOptions& options, const Documents& documents, cons
     settings.set("tokenizer_hash", list_of({str(hash[0]), str(hash[1]), str(hash[2]), str(hash[3])}));
   } else {
     settings.set("vocab_size", options.vocab_size);
-    settings.set("tokenizer_bytes", tokenizer_bytes);
+    settings.set("tokenizer_bytes", options.tokenizer_bytes);
   }
   settings.set("val_share", options.validation_share);
   settings.set("fim_rate", options.fim.fim);
@@ -77,8 +75,8 @@ std::optional<PrepareSummary> made_before(const std::string& out, const Json& se
   const std::string file = out + "/prepare.json";
   check_usage(fs::exists(file, error), out, " exists and is not a prepared data set: name another directory.");
   const Json made = Json::read_file(file), before = made.at("settings");
-  for (const std::string& key : settings.keys()) {
-    const std::string old = before.has(key) ? before.at(key).dump() : "absent", now = settings.at(key).dump();
+  for (const auto& [key, value] : settings.items()) {
+    const std::string old = before.has(key) ? before.at(key).dump() : "absent", now = value.dump();
     check_usage(old == now, out, " exists and was made with ", key, " ", old, ", not ", now,
                 ": name another directory or remove it.");
   }
@@ -102,11 +100,13 @@ void parallel_for(std::size_t n, int threads, const Work& work) {
   for (std::future<void>& worker : workers) worker.get();
 }
 
-// Reports on a pass over the documents that begins now: report(tokens so far).
+// Reports on a pass over the documents that begins now: report(tokens so far, bytes that were read but wait).
 auto begin_pass(const char* phase, const PrepareOptions& options, const Documents& documents) {
-  return [&, phase, begin = std::chrono::steady_clock::now()](std::int64_t tokens) {
+  return [&, phase, begin = std::chrono::steady_clock::now()](std::int64_t tokens, std::size_t waiting) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    if (options.progress) options.progress({phase, documents.bytes_read(), documents.bytes(), tokens, seconds.count()});
+    if (options.progress)
+      options.progress({phase, documents.bytes_read() - static_cast<std::int64_t>(waiting), documents.bytes(), tokens,
+                        seconds.count()});
   };
 }
 
@@ -118,12 +118,15 @@ struct Split {
   SplitSummary& summary;
   std::optional<ShardWriter> shard = {};
 
-  void add(const std::vector<std::int32_t>& ids, const std::vector<std::uint8_t>& no_target, std::size_t bytes) {
+  void add(const std::vector<std::int32_t>& ids, std::size_t bytes, bool no_target) {
     if (!shard) shard.emplace(str(prefix, std::setfill('0'), std::setw(6), summary.shards++, ".bin"), vocabulary);
-    shard->add_document(ids, no_target);
-    ++summary.documents;
+    shard->add(ids, no_target);
     summary.bytes += static_cast<std::int64_t>(bytes);
     summary.tokens += std::ssize(ids);
+  }
+  void end_document() {
+    shard->end_document();
+    ++summary.documents;
     if (shard->tokens() >= shard_tokens) finish();
   }
   void finish() {
@@ -132,8 +135,10 @@ struct Split {
   }
 };
 
+// The first document is not held out, so that there is something to train on.
 bool is_validation(const PrepareOptions& options, const Document& document) {
-  return happens(options.validation_share, document_draw(options.seed, document.number, DocumentDraw::split)[0]);
+  return document.number > 0 &&
+         happens(options.validation_share, document_draw(options.seed, document.number, DocumentDraw::split)[0]);
 }
 
 // A stretch of a document: a special id, or text that becomes ids.
@@ -142,6 +147,7 @@ struct Part {
   std::string_view text;
   bool no_target;
   std::vector<std::int32_t> ids;
+  bool last = false;  // of the document
 };
 
 // Appends the parts of a document, ids of text still to come. Counts what fill-in-the-middle did in `train`.
@@ -158,69 +164,83 @@ void cut(std::vector<Part>& parts, const Document& document, const PrepareOption
   parts.push_back({document, {}, false, {tokenizer.eot()}});
   if (document.prompt_bytes > 0 || is_validation(options, document)) {
     add(text.substr(0, document.prompt_bytes), true);
-    return add(text.substr(document.prompt_bytes));
+    add(text.substr(document.prompt_bytes));
+  } else {
+    const FimParts fim = fim_split(text, options.fim, options.seed, document.number);
+    train.psm += fim.mode == FimMode::psm;
+    train.spm += fim.mode == FimMode::spm;
+    for (const FimSegment& segment : fim_segments(fim, tokenizer)) {
+      if (segment.id >= 0) parts.push_back({document, {}, false, {segment.id}});
+      add(segment.text);
+    }
   }
-  const FimParts fim = fim_split(text, options.fim, options.seed, document.number);
-  train.psm += fim.mode == FimMode::psm;
-  train.spm += fim.mode == FimMode::spm;
-  for (const FimSegment& segment : fim_segments(fim, tokenizer)) {
-    if (segment.id >= 0) parts.push_back({document, {}, false, {segment.id}});
-    add(segment.text);
-  }
+  parts.back().last = true;
 }
 
-// The bytes of a tokenizer trained on training documents.
-std::string train_tokenizer(const PrepareOptions& options, Documents& documents) {
-  WordCounts words;
-  const double share = static_cast<double>(tokenizer_bytes) / static_cast<double>(documents.bytes());
+// The bytes of a tokenizer trained on whole training documents: on those that come first in an order drawn by the seed
+// until there are tokenizer_bytes. `summary` says how many.
+std::string train_tokenizer(const PrepareOptions& options, Documents& documents, PrepareSummary& summary) {
+  using Drawn = std::pair<std::uint64_t, std::string>;
+  const auto before = [](const Drawn& a, const Drawn& b) { return a.first < b.first; };
+  std::vector<Drawn> sample;  // a heap, the last in the order at its front
   const auto report = begin_pass("reading words", options, documents);
-  documents.each([&](const Document& document) {
+  documents.each([&](Document&& document) {
+    report(0, 0);
+    if (is_validation(options, document)) return;
     const Philox draw = document_draw(options.seed, document.number, DocumentDraw::split);
-    if (!is_validation(options, document) && happens(share, draw[1])) words.add(document.text);
-    report(0);
+    summary.tokenizer_bytes += std::ssize(document.text);
+    sample.emplace_back(std::uint64_t{draw[1]} << 32 | draw[2], std::move(document.text));
+    std::push_heap(sample.begin(), sample.end(), before);
+    while (summary.tokenizer_bytes - std::ssize(sample.front().second) >= options.tokenizer_bytes) {
+      std::pop_heap(sample.begin(), sample.end(), before);
+      summary.tokenizer_bytes -= std::ssize(sample.back().second);
+      sample.pop_back();
+    }
   });
-  check(words.bytes > 0, "All documents fell to validation: lower val_share, change seed or add documents.");
+  summary.tokenizer_documents = std::ssize(sample);
+  WordCounts words;
+  for (const auto& [draw, text] : sample) words.add(text);
   if (options.progress) options.progress({"training the tokenizer", 0, documents.bytes()});
   return Tokenizer::train(words, options.vocab_size);
 }
 
 // All documents as ids, each to the split that its number draws. Encoding runs in parallel; what is written is in the
-// order of the documents and does not depend on the number of threads. Text is held a few megabytes at a time.
-PrepareSummary encode_documents(const PrepareOptions& options, Documents& documents, const Tokenizer& tokenizer,
-                                const std::string& dir) {
+// order of the documents and does not depend on the number of threads. A few megabytes of text, or one document, and
+// the ids of a few megabytes are held at a time.
+void encode_documents(const PrepareOptions& options, Documents& documents, const Tokenizer& tokenizer,
+                      const std::string& dir, PrepareSummary& summary) {
   const int threads = options.threads > 0 ? options.threads : available_threads();
   const Vocabulary vocabulary{tokenizer.vocab_size(), tokenizer.eot(), tokenizer.hash()};
-  PrepareSummary summary;
   summary.vocab_size = vocabulary.size;
   Split train{dir + "/train_", vocabulary, options.shard_tokens, summary.train};
   Split val{dir + "/val_", vocabulary, options.shard_tokens, summary.val};
   const auto report = begin_pass("encoding", options, documents);
   std::deque<Document> group;
   std::vector<Part> parts;
-  std::size_t bytes = 0;
+  std::size_t bytes = 0;  // of their text
   const auto encode_group = [&] {
-    parallel_for(parts.size(), threads, [&](std::size_t i) {
-      auto& [document, text, no_target, ids] = parts[i];
-      if (text.empty()) return;
-      ids = tokenizer.encode(text);
-      check(tokenizer.lossless() || tokenizer.decode(ids) == text, document.source,
-            ": the tokenizer changes this text (such models lose U+2581 and bytes that are not UTF-8): leave the "
-            "document out, or let prepare train a tokenizer.");
-    });
-    auto part = parts.begin();
-    for (const Document& document : group) {
-      std::vector<std::int32_t> ids;
-      std::vector<std::uint8_t> no_target;
-      for (; part != parts.end() && &part->document == &document; ++part) {
-        ids.insert(ids.end(), part->ids.begin(), part->ids.end());
-        if (document.prompt_bytes > 0) no_target.resize(ids.size(), part->no_target ? 1 : 0);
+    for (auto part = parts.begin(), begin = part; part != parts.end();) {
+      for (std::size_t n = 0; part != parts.end() && n < group_bytes; ++part) n += part->text.size();
+      parallel_for(static_cast<std::size_t>(part - begin), threads, [&](std::size_t i) {
+        auto& [document, text, no_target, ids, last] = begin[static_cast<std::ptrdiff_t>(i)];
+        if (text.empty()) return;
+        ids = tokenizer.encode(text);
+        check(tokenizer.lossless() || tokenizer.decode(ids) == text, document.source,
+              ": the tokenizer changes this text (such models lose U+2581 and bytes that are not UTF-8): leave the "
+              "document out, or let prepare train a tokenizer.");
+      });
+      for (; begin != part; ++begin) {
+        Split& split = is_validation(options, begin->document) ? val : train;
+        split.add(begin->ids, begin->text.size(), begin->no_target);
+        if (begin->last) split.end_document();
+        bytes -= begin->text.size();
+        begin->ids = {};
       }
-      (is_validation(options, document) ? val : train).add(ids, no_target, document.text.size());
+      if (bytes > 0) report(summary.train.tokens + summary.val.tokens, bytes);
     }
-    report(summary.train.tokens + summary.val.tokens);
+    report(summary.train.tokens + summary.val.tokens, 0);
     group.clear();
     parts.clear();
-    bytes = 0;
   };
   documents.each([&](Document&& document) {
     bytes += document.text.size();
@@ -230,9 +250,6 @@ PrepareSummary encode_documents(const PrepareOptions& options, Documents& docume
   encode_group();
   train.finish();
   val.finish();
-  check(summary.train.documents > 0, "All ", summary.val.documents,
-        " documents fell to validation: lower val_share, change seed or add documents.");
-  return summary;
 }
 
 }  // namespace
@@ -255,12 +272,14 @@ PrepareSummary prepare(const PrepareOptions& options) {
   if (const auto before = made_before(out, settings)) return *before;
 
   NewDirectory dir(out);
-  if (!tokenizer) tokenizer = Tokenizer::parse(train_tokenizer(options, documents), "the trained tokenizer");
-  PrepareSummary summary = encode_documents(options, documents, *tokenizer, dir.path());
+  PrepareSummary summary;
+  if (!tokenizer) tokenizer = Tokenizer::parse(train_tokenizer(options, documents, summary), "the trained tokenizer");
+  encode_documents(options, documents, *tokenizer, dir.path(), summary);
   Json json = Json::object();
   json.set("settings", settings);
   json.set("vocab_size", summary.vocab_size);
   json.set("byte_exact", tokenizer->lossless());
+  json.set("tokenizer_documents", summary.tokenizer_documents);
   json.set("train", to_json(summary.train));
   json.set("val", to_json(summary.val));
   write_text(dir.path() + "/tokenizer.model", tokenizer->model());

@@ -25,7 +25,8 @@ struct PrepareOptions {
   std::string out;                            // the directory to be made
   std::string tokenizer;                      // a sentencepiece model; empty: train one
   std::int64_t vocab_size = 4096;             // of the one that is trained
-  double validation_share = 0.05;             // of documents
+  std::int64_t tokenizer_bytes = 64'000'000;  // of text that one is trained on, in whole documents; held in memory
+  double validation_share = 0.05;             // of all documents but the first, which is never held out
   FimRates fim;                               // acts on training documents only: loss on held-out text stays comparable
   std::uint64_t seed = 0;
   int threads = 0;                          // 0: all processors; the result does not depend on it
@@ -45,6 +46,7 @@ struct PrepareSummary {
   SplitSummary train, val;
   std::int64_t vocab_size = 0;
   bool reused = false;  // the directory was there already, made from the same inputs with the same settings
+  std::int64_t tokenizer_documents = 0, tokenizer_bytes = 0;  // that it was trained on here; 0: it was not
   double seconds = 0;
 };
 

@@ -51,7 +51,7 @@ ShardWriter::ShardWriter(const std::string& path, const Vocabulary& vocabulary)
   file_.write(Header{}.data(), header_bytes);
 }
 
-void ShardWriter::add_document(std::span<const std::int32_t> ids, std::span<const std::uint8_t> no_target) {
+void ShardWriter::add(std::span<const std::int32_t> ids, bool no_target) {
   for (const std::int32_t id : ids) {
     check(id >= 0 && id < vocabulary_.size, file_.path(), ": id ", id, " is not in the vocabulary of ",
           vocabulary_.size, ".");
@@ -63,13 +63,11 @@ void ShardWriter::add_document(std::span<const std::int32_t> ids, std::span<cons
     const std::vector<std::uint16_t> narrow(ids.begin(), ids.end());
     file_.write(narrow.data(), std::ssize(narrow) * 2);
   }
-  for (std::size_t i = 0; i < no_target.size(); ++i) {
-    if (no_target[i] == 0) continue;
-    const auto bit = static_cast<std::size_t>(tokens_) + i;
-    mask_.resize(std::max(mask_.size(), bit / 8 + 1));
-    mask_[bit / 8] |= static_cast<std::uint8_t>(1U << bit % 8);
-  }
-  ends_.push_back(tokens_ += std::ssize(ids));
+  tokens_ += std::ssize(ids);
+  if (!no_target) return;
+  mask_.resize(static_cast<std::size_t>(tokens_ + 7) / 8);
+  for (std::int64_t bit = tokens_ - std::ssize(ids); bit < tokens_; ++bit)
+    mask_[static_cast<std::size_t>(bit / 8)] |= static_cast<std::uint8_t>(1U << bit % 8);
 }
 
 void ShardWriter::finish() {

@@ -37,9 +37,10 @@ class ShardWriter {
   // path ends in ".bin".
   ShardWriter(const std::string& path, const Vocabulary& vocabulary);
 
-  // Appends one document that begins with the end of text id. no_target [ids.size()] or empty: tokens to be ignored in
-  // the loss.
-  void add_document(std::span<const std::int32_t> ids, std::span<const std::uint8_t> no_target = {});
+  // Appends a document, which begins with the end of text id, in stretches; of those with `no_target` no token is a
+  // target.
+  void add(std::span<const std::int32_t> ids, bool no_target = false);
+  void end_document() { ends_.push_back(tokens_); }
   std::int64_t tokens() const { return tokens_; }
   // Writes header and sidecars and flushes them to the disk; a shard that is not finished is not readable.
   void finish();

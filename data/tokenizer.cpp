@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <tuple>
 #include <utility>
 
 #include "kernels/error.h"
@@ -125,18 +127,24 @@ std::string Tokenizer::train(const WordCounts& words, std::int64_t vocab_size) {
   const std::int64_t smallest = alphabet_size + special_ids;
   check_usage(vocab_size >= smallest, "vocab_size is ", vocab_size, " but must be at least ", smallest,
               ": all bytes and the special symbols.");
-  // Rare words cost most of the time and give the last few pieces only: they are left out once there are more than
-  // enough.
-  const auto enough = static_cast<std::size_t>(std::max<std::int64_t>(100'000, 16 * vocab_size));
-  std::vector<std::int64_t> counts;
-  for (const auto& [word, count] : words.counts) counts.push_back(count);
-  std::sort(counts.begin(), counts.end(), std::greater<>());
-  const std::int64_t least = counts.size() > enough ? counts[enough] + 1 : 1;
+  // Training takes time by the bytes of all different words, and rare ones give the last few pieces only: they are left
+  // out once there is enough. Among equally frequent ones a hash chooses, which prefers no kind of them.
+  const std::int64_t enough = std::max<std::int64_t>(1'000'000, 64 * vocab_size);
+  std::vector<std::tuple<std::int64_t, std::uint64_t, std::string_view>> ranked;
+  for (const auto& [word, count] : words.counts)
+    ranked.emplace_back(count, XXH3_64bits(word.data(), word.size()), word);
+  std::sort(ranked.begin(), ranked.end(), std::greater<>());
   std::vector<std::string> lines;
-  for (const auto& [word, count] : words.counts) {
-    if (count >= least) lines.push_back(str(to_characters(word), '\t', count));
+  std::int64_t bytes = 0, text_bytes = 0;  // of different words, of all that they stand for
+  for (auto entry = ranked.begin(); entry != ranked.end() && bytes < enough; ++entry) {
+    const auto& [count, hash, word] = *entry;
+    bytes += std::ssize(word);
+    text_bytes += count * std::ssize(word);
+    lines.push_back(str(to_characters(word), '\t', count));
   }
-  for (const std::string& character : alphabet().utf8) lines.push_back(character + "\t1");
+  // sentencepiece leaves out the characters after those whose share, in float, is 1. So each also stands alone, where
+  // it takes part in no pair, often enough for that share to differ from 1 without it.
+  for (const std::string& character : alphabet().utf8) lines.push_back(str(character, '\t', 1 + (text_bytes >> 20)));
   std::sort(lines.begin(), lines.end());  // a hash table's order is not part of the result
 
   Lines iterator(std::move(lines));

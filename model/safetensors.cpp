@@ -69,9 +69,9 @@ std::string header_text(const std::vector<StoredTensor>& tensors) {
   return text;
 }
 
-// The entry of a tensor in the header of a file with data_size bytes of data; its offset counts from their start.
-StoredTensor read_entry(const Json& header, const std::string& name, std::int64_t data_size, const std::string& path) {
-  const Json entry = header.at(name), shape = entry.at("shape"), range = entry.at("data_offsets");
+// A tensor's entry in the header of a file with data_size bytes of data; its offset counts from their start.
+StoredTensor read_entry(const Json& entry, const std::string& name, std::int64_t data_size, const std::string& path) {
+  const Json shape = entry.at("shape"), range = entry.at("data_offsets");
   StoredTensor tensor{name, FileType::F32, {}};
   const std::string type = entry.at("dtype").string();
   const auto* known = std::find_if(std::begin(types), std::end(types), [&](const auto& t) { return type == t.first; });
@@ -104,9 +104,9 @@ std::vector<StoredTensor> read_header(const File& file) {
   std::int64_t end = 8 + std::ssize(text);
   const Json header = Json::parse(text, path + ", header");
   std::vector<StoredTensor> tensors;
-  for (const std::string& name : header.keys()) {
+  for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
-    tensors.push_back(read_entry(header, name, file_size - 8 - std::ssize(text), path));
+    tensors.push_back(read_entry(entry, name, file_size - 8 - std::ssize(text), path));
     tensors.back().offset += end;
   }
   std::stable_sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
@@ -158,8 +158,8 @@ SafetensorsReader::SafetensorsReader(const std::string& dir, const std::string& 
   std::set<std::string> names;
   if (one) names.insert(stem + ".safetensors");
   const Json map = one ? Json::object() : Json::read_file(index).at("weight_map");
-  for (const std::string& tensor : map.keys()) {
-    const std::string name = map.at(tensor).string();
+  for (const auto& [tensor, file] : map.items()) {
+    const std::string name = file.string();
     check_contents(!name.empty() && name.find('/') == std::string::npos, index, ": tensor ", tensor,
                    " is said to be in \"", name, "\", which is no file name of its directory; write the index anew");
     names.insert(name);

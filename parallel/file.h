@@ -21,7 +21,7 @@ struct UnreadableFile : Error {
 
 template <class... Args>
 void check_contents(bool ok, const Args&... sentence) {
-  if (!ok) throw DamagedFile(str(sentence...));
+  if (!ok) throw DamagedFile(brief(sentence...));
 }
 
 class File {
@@ -69,6 +69,8 @@ class NewDirectory {
 
 // Removes what processes that were killed have left beside `path`; what belongs to a live one stays.
 void remove_abandoned(const std::string& path);
+
+inline constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";  // that some editors put before UTF-8
 
 std::string read_text(const std::string& path);
 void write_text(const std::string& path, std::string_view text);  // and waits until it is on the disk

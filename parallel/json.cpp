@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <sstream>
+#include <unordered_set>
 #include <utility>
 
 #include "kernels/error.h"
@@ -15,22 +15,20 @@ namespace {
 
 using Value = nlohmann::ordered_json;
 
+constexpr std::size_t deepest = 100;        // brackets in brackets; the library writes and compares values by recursion
+constexpr std::size_t longest_value = 160;  // in a sentence
+
 std::string position(std::string_view text, std::size_t offset) {
   const std::string_view before = text.substr(0, offset);
   const std::size_t line_start = before.rfind('\n') + 1;  // 0 where there is none
   return str("line ", std::count(before.begin(), before.end(), '\n') + 1, ", column ", offset - line_start + 1);
 }
 
-std::string shortened(std::string text) {
-  if (text.size() > 160) text.replace(160, std::string::npos, "...");
-  return text;
-}
-
 // "[json.exception...] parse error at line 1, column 2: <what is wanted>"
 std::string detail(const std::string& what) {
   std::size_t begin = what.find("column ");
   begin = begin == std::string::npos ? what.find("] ") : what.find(": ", begin);
-  return shortened(begin == std::string::npos ? what : what.substr(begin + 2));
+  return shortened(begin == std::string::npos ? what : what.substr(begin + 2), longest_value);
 }
 
 // The value as text, made only where a sentence is written.
@@ -40,8 +38,80 @@ struct shown {
 };
 
 std::ostream& operator<<(std::ostream& out, const shown& s) {
-  return out << shortened(s.value.dump(-1, ' ', false, Value::error_handler_t::replace));
+  return out << shortened(s.value.dump(-1, ' ', false, Value::error_handler_t::replace), longest_value);
 }
+
+// Makes what the library's own reader would make of a text, but in linear time (that one looks through all keys of an
+// object for each), without a key that is there twice, and no deeper than what works by recursion may go.
+class Builder : public nlohmann::json_sax<Value> {
+ public:
+  Builder(std::string_view text, const std::string& where) : text_(text), where_(where), in_(std::string(text)) {}
+
+  Value build() {
+    const std::size_t nul = text_.find('\0');  // the library takes one for the end of its input
+    if (nul != std::string_view::npos) fail(nul, "not valid JSON: a NUL byte; correct it");
+    Value::sax_parse(in_, this);
+    return std::move(root_);
+  }
+
+  bool null() override { return put(nullptr) != nullptr; }
+  bool boolean(bool value) override { return put(value) != nullptr; }
+  bool number_integer(std::int64_t value) override { return put(value) != nullptr; }
+  bool number_unsigned(std::uint64_t value) override { return put(value) != nullptr; }
+  bool number_float(double value, const std::string&) override { return put(value) != nullptr; }
+  bool string(std::string& value) override { return put(std::move(value)) != nullptr; }
+  bool binary(Value::binary_t&) override { return false; }  // of other formats
+  bool start_object(std::size_t) override { return open(Value::object()); }
+  bool start_array(std::size_t) override { return open(Value::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(std::string& key) override {
+    if (!open_.back().keys.insert(key).second)
+      fail(read(),
+           str("the key \"", shortened(key, longest_value), "\" appears twice in one object; keep one of them"));
+    key_ = std::move(key);
+    return true;
+  }
+  // `byte` counts from 1 and is the last character read.
+  bool parse_error(std::size_t byte, const std::string&, const nlohmann::detail::exception& e) override {
+    fail(byte > 0 ? byte - 1 : 0, str("not valid JSON: ", detail(e.what()), "; correct it"));
+  }
+
+ private:
+  struct Open {
+    Value* value;
+    std::unordered_set<std::string> keys;
+  };
+
+  std::size_t read() { return static_cast<std::size_t>(in_.rdbuf()->pubseekoff(0, std::ios::cur, std::ios::in)); }
+  [[noreturn]] void fail(std::size_t offset, const std::string& what) const {
+    throw Error(brief(where_, ": ", position(text_, offset), ": ", what));
+  }
+
+  Value* put(Value value) {
+    if (open_.empty()) return &(root_ = std::move(value));
+    Value& parent = *open_.back().value;
+    if (parent.is_array()) return &parent.get_ref<Value::array_t&>().emplace_back(std::move(value));
+    auto& members = static_cast<Value::object_t::Container&>(parent.get_ref<Value::object_t&>());
+    return &members.emplace_back(std::move(key_), std::move(value)).second;
+  }
+  bool open(Value value) {
+    if (open_.size() == deepest) fail(read() - 1, str("brackets are nested deeper than ", deepest, "; flatten them"));
+    open_.push_back({put(std::move(value)), {}});
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  std::string_view text_;
+  const std::string& where_;
+  std::istringstream in_;
+  Value root_;
+  std::vector<Open> open_;  // from the outermost bracket to the innermost
+  std::string key_;         // of the value to come
+};
 
 }  // namespace
 
@@ -59,34 +129,7 @@ Json Json::array() {
 }
 
 Json Json::parse(std::string_view text, const std::string& where) {
-  std::istringstream in{std::string(text)};
-  // How far the parser has read; its callbacks carry no position.
-  const auto offset = [&] { return static_cast<std::size_t>(in.rdbuf()->pubseekoff(0, std::ios::cur, std::ios::in)); };
-  const auto failure = [&](std::size_t at, const std::string& what) {
-    return Error(str(where, ": ", position(text, at), ": not valid JSON: ", what, "; correct it"));
-  };
-  // The keys of every object that is open; nlohmann itself would let a later value replace an earlier one.
-  std::vector<std::set<std::string>> open;
-  const auto callback = [&](int, Value::parse_event_t event, Value& value) {
-    if (event == Value::parse_event_t::object_start) open.emplace_back();
-    if (event == Value::parse_event_t::object_end) open.pop_back();
-    if (event == Value::parse_event_t::key) {
-      const auto& key = value.get_ref<const std::string&>();
-      check(open.back().insert(key).second, where, ": ", position(text, offset()), ": the key \"", shortened(key),
-            "\" appears twice in one object; keep one of them");
-    }
-    return true;
-  };
-  const std::size_t nul = text.find('\0');  // the library takes one for the end of its input
-  if (nul != std::string_view::npos) throw failure(nul, "a NUL byte");
-  try {
-    return {Value::parse(in, callback), where};
-  } catch (const Value::parse_error& e) {
-    // e.byte counts from 1 and is the last character read.
-    throw failure(e.byte > 0 ? e.byte - 1 : 0, detail(e.what()));
-  } catch (const Value::exception& e) {
-    throw failure(offset(), detail(e.what()));
-  }
+  return {Builder(text, where).build(), where};
 }
 
 Json Json::read_file(const std::string& path) {
@@ -106,11 +149,11 @@ bool Json::has(const std::string& key) const {
   return value_->is_object() && value_->contains(key);
 }
 
-std::vector<std::string> Json::keys() const {
+std::vector<std::pair<std::string, Json>> Json::items() const {
   check(is_object(), where_, " is ", shown(*value_), ", expected an object");
-  std::vector<std::string> names;
-  for (const auto& item : value_->items()) names.push_back(item.key());
-  return names;
+  std::vector<std::pair<std::string, Json>> all;
+  for (auto& [key, value] : value_->get_ref<Value::object_t&>()) all.emplace_back(key, part(value, key));
+  return all;
 }
 
 std::int64_t Json::size() const {
@@ -121,9 +164,13 @@ Json Json::at(const std::string& key) const {
   check(is_object(), where_, " is ", shown(*value_), ", expected an object with the key \"", key, "\"");
   const auto found = value_->find(key);
   check(found != value_->end(), where_, " has no key \"", key, "\"");
+  return part(*found, key);
+}
+
+Json Json::part(Value& value, const std::string& key) const {
   Json part = *this;
-  part.value_ = &*found;
-  part.where_ += (value_ == root_.get() ? ": " : ".") + shortened(key);
+  part.value_ = &value;
+  part.where_ += (value_ == root_.get() ? ": " : ".") + shortened(key, longest_value);
   return part;
 }
 

@@ -23,16 +23,16 @@ class Json {
   using Scalar = std::variant<std::nullptr_t, bool, std::int64_t, double, std::string>;
   static Json object(std::initializer_list<std::pair<const char*, Scalar>> fields = {});
   static Json array();
-  // Throws Error "<where>: line L, column C: ..." for a text that is not JSON, or holds a key twice, or anything after
-  // the value.
+  // Takes linear time. Throws Error "<where>: line L, column C: ..." for a text that is not JSON, holds a key twice in
+  // an object, nests deeper than 100, or has anything after the value.
   static Json parse(std::string_view text, const std::string& where);
   static Json read_file(const std::string& path);
 
   bool is_object() const;
   bool is_array() const;
   bool is_null() const;
-  bool has(const std::string& key) const;  // present, even when null
-  std::vector<std::string> keys() const;   // in the order of the text
+  bool has(const std::string& key) const;                   // present, even when null
+  std::vector<std::pair<std::string, Json>> items() const;  // of an object, in the order of the text
   std::int64_t size() const;
 
   Json at(const std::string& key) const;  // throws when absent
@@ -50,6 +50,7 @@ class Json {
 
  private:
   Json(nlohmann::ordered_json value, const std::string& where);
+  Json part(nlohmann::ordered_json& value, const std::string& key) const;
   template <class T>
   T get(bool is_one, const char* expected) const;
 

@@ -150,7 +150,7 @@ int World::fail(int code, const std::string& sentence) {
   if (mpi_ && mpi_->communicator().size() == launch_.world) {
     mpi_->fail(code, sentence);
   } else if (launch_.rank == 0) {
-    std::fprintf(stderr, "onescale: %s\n", sentence.c_str());
+    std::fprintf(stderr, "onescale: %s\n", shortened(sentence).c_str());
   } else {
     sleep(1);  // a launcher may end rank 0 before its sentence when another rank leaves
   }

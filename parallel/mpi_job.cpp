@@ -29,7 +29,7 @@ double seconds_since(Clock::time_point begin) {
 }
 
 void say(const std::string& sentence) {
-  std::fprintf(stderr, "onescale: %s\n", sentence.c_str());
+  std::fprintf(stderr, "onescale: %s\n", shortened(sentence).c_str());
 }
 
 }  // namespace

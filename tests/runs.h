@@ -38,8 +38,8 @@ inline std::vector<Json> read_metrics(const std::string& run_dir) {
 // A line of them without what a clock tells.
 inline std::string timeless(const Json& line) {
   Json kept = Json::object();
-  for (const std::string& key : line.keys()) {
-    if (key != "seconds" && key != "tokens_per_s" && key != "mfu" && key != "exposed_wait") kept.set(key, line.at(key));
+  for (const auto& [key, value] : line.items()) {
+    if (key != "seconds" && key != "tokens_per_s" && key != "mfu" && key != "exposed_wait") kept.set(key, value);
   }
   return kept.dump();
 }

@@ -98,8 +98,7 @@ TrainerState read_state(const Json& json) {
   for (const auto& [name, member] : counts) s.*member = json.at(name).integer();
   s.seconds = json.at("seconds").number();
   s.data_hash = json.at("data_hash").string();
-  const Json options = json.at("options");
-  for (const std::string& name : options.keys()) s.options.emplace_back(name, options.at(name).string());
+  for (const auto& [name, value] : json.at("options").items()) s.options.emplace_back(name, value.string());
   return s;
 }
 
@@ -143,8 +142,7 @@ std::map<std::string, std::string> write_files(const fs::path& dir, const Checkp
     if (!c.moments.empty()) mine.merge(write_tensors(dir.string(), "optimizer", moment_tensors(table), moments, world));
   });
   for (const std::string& text : exchange_text(world, texts_json(mine).dump())) {
-    const Json part = Json::parse(text, "a rank's checksums");
-    for (const std::string& name : part.keys()) all[name] = part.at(name).string();
+    for (const auto& [name, sum] : Json::parse(text, "a rank's checksums").items()) all[name] = sum.string();
   }
   return all;
 }
@@ -218,7 +216,7 @@ std::vector<std::string> prune_checkpoints(const std::string& run_dir, std::int6
     std::error_code error;
     fs::rename(it->second, doomed, error);
     if (!error) fs::remove_all(doomed, error);
-    if (error) failures.push_back(str(it->second.string(), ": cannot be removed: ", error.message()));
+    if (error) failures.push_back(brief(it->second.string(), ": cannot be removed: ", error.message()));
   }
   return failures;
 }
@@ -233,15 +231,14 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
     check(content.at("format").integer() == format, name, ": is of format ", content.at("format").integer(),
           ", this program reads ", format);
     state_ = read_state(content.at("state"));
-    const Json files = content.at("files"), tensors = content.at("tensors");
-    for (const std::string& tensor : tensors.keys()) checksums_[tensor] = tensors.at(tensor).string();
-    for (const std::string& file : files.keys()) {
+    for (const auto& [tensor, wanted] : content.at("tensors").items()) checksums_[tensor] = wanted.string();
+    for (const auto& [file, wanted] : content.at("files").items()) {
       const std::string where = str(path, "/", file);
-      const std::int64_t expected = files.at(file).at("bytes").integer(), bytes = File::open(where).size();
+      const std::int64_t expected = wanted.at("bytes").integer(), bytes = File::open(where).size();
       check_contents(bytes == expected, where, ": has ", bytes, " bytes instead of ", expected);
-      if (!files.at(file).has("checksum")) continue;
+      if (!wanted.has("checksum")) continue;
       const std::string contents = read_text(where);
-      check_contents(checksum(contents.data(), contents.size()) == files.at(file).at("checksum").string(), where,
+      check_contents(checksum(contents.data(), contents.size()) == wanted.at("checksum").string(), where,
                      ": its checksum is wrong; the file was changed");
     }
   } catch (const UnreadableFile&) {

@@ -131,7 +131,8 @@ std::string text_of(const Options& options, const Option& option, bool toml) {
   return std::visit([&](auto member) { return show(options.*member, toml); }, option.member);
 }
 
-std::string nearest(const std::string& name, const std::vector<std::string>& names) {
+std::string nearest(const std::string& given, const std::vector<std::string>& names) {
+  const std::string name = given.substr(0, 100);         // longer than all that are known
   const auto distance = [&](const std::string& other) {  // Levenshtein (1966), one row of the table at a time
     std::vector<std::size_t> row(other.size() + 1);
     std::iota(row.begin(), row.end(), 0);

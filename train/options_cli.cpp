@@ -1,22 +1,19 @@
 // The command line and TOML files, on CLI11: the only file that includes it.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cctype>
 #include <cstring>
 #include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include "kernels/error.h"
+#include "parallel/file.h"
 #include "train/options.h"
 
 namespace onescale {
 namespace {
 
 using Texts = std::vector<std::string>;
-
-constexpr char string_mark = '\x01';  // marks a string that was taken out of a file
 
 Texts names_of(char letter) {  // of one command's options, or (0) of all
   Texts names;
@@ -26,113 +23,145 @@ Texts names_of(char letter) {  // of one command's options, or (0) of all
   return names;
 }
 
-// A flat TOML file: name = value, value a string, number, boolean or array of strings.
+// A flat TOML file: name = value, value a string, number, boolean or array of strings. CLI11's reader knows neither
+// escapes nor a # inside quotes, and takes quadratic time for an array.
 class TomlFile {
  public:
   explicit TomlFile(const std::string& path) : path_(path) {
     std::ifstream in(path, std::ios::binary);
-    for (std::string line; std::getline(in, line); read_line(line)) ++line_;
+    for (std::string line; std::getline(in, line);) text_ += line + "\n";
     check_usage(in.eof() && !in.bad(), "--config ", path, ": the file cannot be read: give the path of a TOML file");
-    check_usage(depth_ == 0, where(), ": an array that begins with [ has no ]: add it");
+    if (text_.starts_with(byte_order_mark)) text_.erase(0, byte_order_mark.size());
   }
 
-  // CLI11's reader knows neither escapes nor a # inside quotes nor spaces around commas, so it is given lines without
-  // strings, comments and spaces; one item a key comes out, in order.
   void apply(Options& options, std::set<std::string>& given) {
-    std::istringstream stripped(stripped_);
-    const auto items = CLI::ConfigTOML().from_config(stripped);
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      const std::string at = str(path_, ":", lines_.at(i)), name = items[i].name;
+    std::map<std::string, int> seen;
+    for (skip(true); at_ < text_.size(); skip(true)) {
+      const std::string name = read_word("abcdefghijklmnopqrstuvwxyz0123456789_-", true);
+      skip(false);
+      if (name.empty() && text_[at_] == '[')
+        fail(shown_line(), " begins a section, but options are flat: remove the line");
+      if (name.empty() || text_[at_] != '=') malformed();
+      ++at_;
+      const std::string at = where();
+      const auto [first, fresh] = seen.emplace(name, line_);
+      if (!fresh) fail(name, " is set in line ", first->second, " already: keep one of them");
       const Option* option = find_option(name);
-      check_usage(option, at, ": unknown option '", name, "': did you mean ", nearest(name, names_of(0)), "?");
-      const bool text_wanted = option->is<std::string>() || option->is<Texts>();
-      Texts texts;
-      for (const std::string& input : items[i].inputs) {
-        const bool quoted = !input.empty() && input[0] == string_mark;
-        check_usage(
-            !quoted || input.find_first_not_of("0123456789", 1) == std::string::npos, at, ": ", name,
-            " has something beside a text in quotes: write each text in one pair of quotes, with commas between");
-        texts.push_back(quoted ? strings_.at(std::stoul(input.substr(1))) : input);
-        check_usage(quoted == text_wanted, at, ": ", name, " is ", quoted ? "\"" : "", texts.back(), quoted ? "\"" : "",
-                    ": ", text_wanted ? "a text needs quotes around it" : "write the value without quotes");
-      }
-      set_option(options, *option, texts, at);
+      if (!option) fail("unknown option '", name, "': did you mean ", nearest(name, names_of(0)), "?");
+      set_option(options, *option, read_values(*option), at);
       if (option->belongs(options.letter)) given.insert(name);
     }
   }
 
  private:
   std::string where() const { return str(path_, ":", line_); }
+  template <class... Args>
+  [[noreturn]] void fail(const Args&... sentence) const {
+    throw UsageError(brief(where(), ": ", sentence...));
+  }
+  std::string shown_line() const {
+    const std::size_t begin = at_ == 0 ? 0 : text_.rfind('\n', at_ - 1) + 1,
+                      end = text_.find_last_not_of(" \t\r", text_.find('\n', at_) - 1);
+    return text_.substr(begin, end + 1 - begin);
+  }
+  [[noreturn]] void malformed() const { fail("'", shown_line(), "' is not of the form name = value: correct it"); }
 
-  void read_line(const std::string& line) {
-    const auto in_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("+-._", c); };
-    std::string out;
-    for (std::size_t i = 0; i < line.size();) {
-      const char before = i > 0 ? line[i - 1] : '=', c = line[i];
-      if (c == '#') break;
-      if (c == '"' || c == '\'') {
-        out += string_mark + std::to_string(strings_.size());
-        strings_.push_back(read_string(line, i));
-        continue;
-      }
-      ++i;
-      if (c == ' ' || c == '\t' || c == '\r') continue;
-      check_usage(static_cast<unsigned char>(c) > ' ', where(), ": a control character outside of quotes: remove it");
-      check_usage(
-          out.empty() || !std::isspace(static_cast<unsigned char>(before)) || !in_word(out.back()) || !in_word(c),
-          where(), ": '", line, "' is not of the form name = value: correct it");
-      depth_ += c == '[' && !out.empty() ? 1 : c == ']' ? -1 : 0;
-      out += c;
+  // To what comes next in the line, or in the lines below it.
+  void skip(bool lines) {
+    for (;; ++at_) {
+      at_ = std::min(text_.find_first_not_of(" \t\r", at_), text_.size());
+      if (at_ < text_.size() && text_[at_] == '#') at_ = text_.find('\n', at_);
+      if (at_ == text_.size() || text_[at_] != '\n' || !lines) return;
+      ++line_;
     }
-    if (out.empty()) return;
-    if (!continued_) {
-      check_usage(out[0] != '[', where(), ": ", out, " begins a section, but options are flat: remove the line");
-      const std::string name = out.substr(0, out.find('='));
-      check_usage(!name.empty() && name.size() + 1 < out.size() &&
-                      name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == std::string::npos,
-                  where(), ": '", line, "' is not of the form name = value: correct it");
-      const auto [first, fresh] = seen_.emplace(name, line_);
-      check_usage(fresh, where(), ": ", name, " is set in line ", first->second, " already: keep one of them");
-      lines_.push_back(line_);
-    }
-    continued_ = depth_ > 0;
-    stripped_ += out + (continued_ ? "" : "\n");
   }
 
-  // The string that begins at line[i]; i moves behind it.
-  std::string read_string(const std::string& line, std::size_t& i) {
-    const char end = line[i++];
+  // As far as characters are among these, or are not.
+  std::string read_word(const char* characters, bool among) {
+    const std::size_t begin = at_;
+    at_ = among ? text_.find_first_not_of(characters, at_) : text_.find_first_of(characters, at_);
+    return text_.substr(begin, at_ - begin);
+  }
+
+  // What stands behind name =, to the end of its line or of its array.
+  Texts read_values(const Option& option) {
+    Texts values;
+    skip(false);
+    if (text_[at_] != '[') {
+      values.push_back(read_value(option));
+      if (text_[at_] == ',') fail(option.name, " has several values: write them between [ and ]");
+    } else {
+      const int begin = line_;
+      const auto step = [&](std::size_t characters) {
+        at_ += characters;
+        skip(true);
+        if (at_ < text_.size()) return;
+        line_ = begin;
+        fail("an array that begins with [ has no ]: add it");
+      };
+      step(1);
+      while (text_[at_] != ']') {
+        if (text_[at_] == ',') fail("a comma in ", option.name, " has no value before it: remove it");
+        if (text_[at_] == '[') fail(option.name, " holds an array in an array: write one list of texts");
+        values.push_back(read_value(option));
+        step(0);
+        if (text_[at_] == ',')
+          step(1);
+        else if (text_[at_] != ']')
+          fail(option.name, ", whose [ is in line ", begin, ", has neither a comma nor a ] here: add it");
+      }
+      ++at_, skip(false);
+    }
+    if (text_[at_] == ']') fail("a ] has no [ before it: remove it");
+    if (text_[at_] != '\n') malformed();
+    return values;
+  }
+
+  std::string read_value(const Option& option) {
+    const bool quoted = text_[at_] == '"' || text_[at_] == '\'';
+    const std::string value = quoted ? read_string() : read_word(" \t\r\n,[]#\"'", false);
+    const bool text_wanted = option.is<std::string>() || option.is<Texts>();
+    skip(false);
+    if (quoted && !std::strchr(",]\n", text_[at_]))
+      fail(option.name,
+           " has something beside a text in quotes: write each text in one pair of quotes, with commas between");
+    if (!quoted && value.empty() && text_[at_] != ']') malformed();
+    if (quoted != text_wanted && (quoted || !value.empty()))
+      fail(option.name, " is ", quoted ? "\"" : "", value, quoted ? "\"" : "", ": ",
+           text_wanted ? "a text needs quotes around it" : "write the value without quotes");
+    return value;
+  }
+
+  std::string read_string() {
+    const char end = text_[at_++];
     std::string out;
-    for (; i < line.size() && line[i] != end; ++i) {
-      if (end == '\'' || line[i] != '\\') {
-        out += line[i];
+    for (; text_[at_] != end; ++at_) {
+      if (text_[at_] == '\n') fail("a string has no closing ", end, ": add it");
+      if (end == '\'' || text_[at_] != '\\') {
+        out += text_[at_];
         continue;
       }
-      const char escape = ++i < line.size() ? line[i] : ' ';
+      const char escape = text_[++at_];
       const auto simple = std::string_view("btnfr\"\\").find(escape);
-      const std::string hex = escape == 'u' ? line.substr(i + 1, 4) : "";
+      const std::string hex = escape == 'u' ? text_.substr(at_ + 1, 4) : "";
       if (simple != std::string_view::npos) {
         out += "\b\t\n\f\r\"\\"[simple];
       } else {
-        check_usage(hex.size() == 4 && hex.starts_with("00") &&
-                        hex.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos && hex[2] < '8',
-                    where(), ": \\", escape, hex,
-                    " is not an escape that is read here: write \\\\ for a backslash, other characters as they are");
+        if (hex.size() != 4 || !hex.starts_with("00") ||
+            hex.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos || hex[2] >= '8')
+          fail("\\", escape, hex,
+               " is not an escape that is read here: write \\\\ for a backslash, other characters as they are");
         out += static_cast<char>(std::stoi(hex, nullptr, 16));
-        i += 4;
+        at_ += 4;
       }
     }
-    check_usage(i < line.size(), where(), ": a string has no closing ", end, ": add it");
-    ++i;
+    ++at_;
     return out;
   }
 
-  std::string path_, stripped_;
-  Texts strings_;
-  std::vector<int> lines_;  // where each key stands
-  std::map<std::string, int> seen_;
-  int line_ = 0, depth_ = 0;
-  bool continued_ = false;  // the line before left an array open
+  std::string path_, text_;  // whose last character is a newline
+  std::size_t at_ = 0;
+  int line_ = 1;
 };
 
 std::string main_help() {

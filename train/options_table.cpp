@@ -110,6 +110,7 @@ const std::vector<Option>& option_table() {
       {"pattern", &O::pattern, "p", "names of files to take from directories, such as *.py"},
       {"out", &O::out, "PXR", "directory (gradients: file) to write"},
       {"tokenizer", &O::tokenizer, "p", "sentencepiece model to use; empty: train one"},
+      {"tokenizer_mb", &O::tokenizer_mb, "p", "MB of text that one is trained on: whole documents that the seed chooses", 1, 1 << 20},
       {"val_share", &O::val_share, "p", "share of documents held out", 0, below_one},
       {"fim_rate", &O::fim_rate, "p", "share of documents rearranged for filling in", 0, 1},
       {"fim_spm_rate", &O::fim_spm_rate, "p", "share of those in suffix-prefix-middle order", 0, 1},

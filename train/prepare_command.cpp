@@ -25,6 +25,7 @@ int prepare_command(const Options& options) {
     check_usage(size == options.vocab_size, "vocab_size is ", options.vocab_size, ", but tokenizer ", options.tokenizer,
                 " has ", size, " ids; leave one of them out");
   }
+  prepare_options.tokenizer_bytes = options.tokenizer_mb * 1'000'000;
   prepare_options.validation_share = options.val_share;
   prepare_options.fim = {options.fim_rate, options.fim_spm_rate};
   prepare_options.seed = static_cast<std::uint64_t>(options.seed);
@@ -61,6 +62,15 @@ int prepare_command(const Options& options) {
     std::printf("%s was made from the same input with the same settings already\n", options.out.c_str());
   line("train", summary.train);
   line("val", summary.val);
+  if (summary.tokenizer_documents > 0) {
+    std::printf("tokenizer trained on %.2f MB, %lld of the training documents, chosen by the seed (tokenizer_mb)\n",
+                static_cast<double>(summary.tokenizer_bytes) / 1e6,
+                static_cast<long long>(summary.tokenizer_documents));
+  }
+  if (summary.val.documents == 0) {
+    std::printf("nothing is held out (val_share %g of %lld documents): train goes on without evaluation\n",
+                options.val_share, static_cast<long long>(summary.train.documents));
+  }
   std::printf("%s: vocabulary of %lld, %.1f s\n", options.out.c_str(), static_cast<long long>(summary.vocab_size),
               summary.seconds);
   return 0;

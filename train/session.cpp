@@ -133,7 +133,8 @@ std::optional<Tokenizer> tokenizer_in(const std::string& dir) {
 ModelSource::ModelSource(const std::string& path) : dir_(path) {
   namespace fs = std::filesystem;
   const auto warn = [](const std::vector<std::string>& warnings) {
-    for (const std::string& warning : warnings) std::fprintf(stderr, "onescale: warning: %s\n", warning.c_str());
+    for (const std::string& warning : warnings)
+      std::fprintf(stderr, "onescale: warning: %s\n", shortened(warning).c_str());
   };
   check(fs::is_directory(path), "model ", path,
         " is not a directory; give a Hugging Face directory, a checkpoint or a run directory");

@@ -175,7 +175,7 @@ bool TrainingRun::save() {
     saved_step_ = state_.step;
     say("saved " + path);
   } catch (const Error& error) {
-    say("not saved at step ", state_.step, ": ", error.what());
+    say(brief("not saved at step ", state_.step, ": ", error.what()));
     record(Json::object({{"step", state_.step}, {"event", "save_failed"}, {"error", error.what()}}));
     return false;
   }

@@ -115,7 +115,7 @@ TrainingRun::TrainingRun(const Options& options, World& world)
 
 void TrainingRun::find_start() {
   FoundCheckpoint found = find_checkpoint(options_.run_dir, world_.communicator());
-  for (const std::string& warning : found.warnings) say(warning);
+  for (const std::string& warning : found.warnings) say(shortened(warning));
   checkpoint_ = std::move(found.checkpoint);
   if (checkpoint_) state_ = checkpoint_->state();
   Flat before = state_.options;
@@ -140,7 +140,7 @@ void TrainingRun::find_start() {
   for (const Change& change : changed(before, settings())) {
     check_usage(!change.fixed, "run_dir ", options_.run_dir, " holds a run with ", change.name, " = ", change.before,
                 ", not ", change.after, "; give that value or another run_dir");
-    say("changed since the checkpoint: ", change.name, " was ", change.before, ", is ", change.after);
+    say(brief("changed since the checkpoint: ", change.name, " was ", change.before, ", is ", change.after));
   }
   if (state_.step == 0) return;
   Options old = options_;

@@ -30,7 +30,7 @@ void write_shards(const TempDir& dir, const std::vector<std::int64_t>& sizes,
     std::vector<std::uint8_t> no_target;
     for (std::int64_t i = 0; i < sizes[s]; ++i, ++next)
       ids.push_back(token(next)), no_target.push_back(masked.contains(next));
-    writer.add_document(ids, no_target);
+    add_document(writer, ids, no_target);
     writer.finish();
   }
 }

@@ -30,6 +30,16 @@ inline std::vector<std::int64_t> document_ends(const std::string& docs) {
   return ends;
 }
 
+inline void add_document(ShardWriter& writer, std::span<const std::int32_t> ids,
+                         const std::vector<std::uint8_t>& no_target = {}) {
+  const auto ignored = [&](std::size_t i) { return !no_target.empty() && no_target[i] != 0; };
+  for (std::size_t i = 0, end = 0; i < ids.size(); i = end) {
+    while (end < ids.size() && ignored(end) == ignored(i)) ++end;
+    writer.add(ids.subspan(i, end - i), ignored(i));
+  }
+  writer.end_document();
+}
+
 inline void expect_contains(const std::string& sentence, const std::vector<std::string>& parts) {
   for (const std::string& part : parts)
     EXPECT_NE(sentence.find(part), std::string::npos) << "no '" << part << "' in: " << sentence;

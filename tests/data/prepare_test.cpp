@@ -162,6 +162,67 @@ TEST(Prepare, LongDocumentsAreEncodedInTasksWithoutATrace) {
   EXPECT_FALSE(Dataset::exists(dir / "out", "val"));
 }
 
+// What is left of a split when there is little: the first document is always trained on.
+TEST(Prepare, OneDocumentAloneIsTrainedOn) {
+  TempDir dir;
+  write_bytes(dir / "tree/a.py", sample_code());
+  PrepareOptions options = options_of(dir, "out");
+  options.validation_share = 0.99;
+  options.vocab_size = 262;
+  const PrepareSummary summary = prepare(options);
+  EXPECT_EQ(summary.train.documents, 1);
+  EXPECT_EQ(summary.val.documents, 0);
+  EXPECT_EQ(summary.val.shards, 0);
+}
+
+// The tokenizer is that of the sample alone: as large as asked for and no larger than it must be, of whole documents,
+// others with another seed, and never one that is held out.
+TEST(Prepare, TokenizerIsTrainedOnDocumentsThatTheSeedChooses) {
+  TempDir dir;
+  std::string lines;
+  const std::string names = "abcdefghijklmnopqrstuvwxyz";
+  for (const char c : names) {  // each document its own word, 1000 bytes
+    lines += "{\"text\": \"";
+    for (int i = 0; i < 200; ++i) lines += std::string(" ") + c + c + "\\n" + c;
+    lines += "\"}\n";
+  }
+  write_bytes(dir / "tree/d.jsonl", lines);
+  PrepareOptions options = options_of(dir, "out");
+  options.vocab_size = 264;
+  options.tokenizer_bytes = 2500;
+  std::set<std::string> samples;
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    options.seed = seed;
+    options.out = dir / ("out" + std::to_string(seed));
+    const PrepareSummary summary = prepare(options);
+    EXPECT_EQ(summary.tokenizer_documents, 3);
+    EXPECT_EQ(summary.tokenizer_bytes, 3000);
+    const Tokenizer t = Tokenizer::load(options.out + "/tokenizer.model");
+    std::set<char> held_out;
+    for (const auto& ids : documents_of(options.out, "val", t)) held_out.insert(t.decode(ids)[1]);
+    EXPECT_FALSE(held_out.empty());
+    std::string sample;  // words of which there are pieces
+    for (std::int32_t id = 0; id < t.vocab_size(); ++id) {
+      const std::string piece(t.piece_bytes(id));
+      if (piece.size() > 1) sample += piece;
+      for (const char c : piece) EXPECT_TRUE(piece.size() == 1 || !held_out.contains(c)) << piece;
+    }
+    EXPECT_FALSE(sample.empty());
+    samples.insert(sample);
+  }
+  EXPECT_GE(samples.size(), 4U);
+  options.tokenizer_bytes = 1'000'000;
+  options.out = dir / "all";
+  const PrepareSummary all = prepare(options);
+  EXPECT_EQ(all.tokenizer_documents, all.train.documents);
+  EXPECT_EQ(all.tokenizer_bytes, all.train.bytes);
+  expect_contains(sentence<UsageError>([&] {
+                    options.tokenizer_bytes = 2500;
+                    prepare(options);
+                  }),
+                  {"tokenizer_bytes 1000000, not 2500"});
+}
+
 TEST(Prepare, PromptsAreNoTargets) {
   TempDir dir;
   write_bytes(dir / "tree/d.jsonl",
@@ -232,9 +293,16 @@ TEST(Prepare, FailuresLeaveNothing) {
   options.out = "";
   expect_contains(sentence<UsageError>([&] { prepare(options); }), {"No output directory"});
   options.out = dir / "out";
-  options.inputs = {dir / "tree/0/0.py"};
-  options.validation_share = 0.99;
-  expect_contains(sentence([&] { prepare(options); }), {"All documents fell to validation", "val_share"});
+  write_bytes(dir / "empty/a.jsonl", "{\"text\": \"\"}\n\n{\"prompt\": \"\", \"completion\": \"\"}\n");
+  write_bytes(dir / "empty/b.py", "");
+  options.inputs = {dir / "empty"};
+  write_bytes(dir / "model", tiny_tokenizer().model());
+  for (const std::string& tokenizer : {std::string(), dir / "model"}) {
+    options.tokenizer = tokenizer;
+    expect_contains(sentence<UsageError>([&] { prepare(options); }),
+                    {"hold 2 files without a text that is not empty", "nothing to prepare"});
+  }
+  options.tokenizer = "";
   options.inputs = {dir / "tree/0"};
   options.validation_share = 0;
   options.vocab_size = 100'000;

@@ -58,8 +58,11 @@ void write_sparse(const std::string& path, std::int64_t tokens) {
 TEST(Shard, WritesTheDocumentedBytes) {
   TempDir dir;
   ShardWriter writer(dir / "a.bin", vocabulary(1000));
-  writer.add_document(std::vector<std::int32_t>{1, 2, 3});
-  writer.add_document(std::vector<std::int32_t>{1, 999});
+  add_document(writer, std::vector<std::int32_t>{1, 2, 3});
+  writer.add(std::vector<std::int32_t>{1});
+  writer.add(std::vector<std::int32_t>{});
+  writer.add(std::vector<std::int32_t>{999});
+  writer.end_document();
   writer.finish();
   const std::string bytes = read_text(dir / "a.bin");
   ASSERT_EQ(bytes.size(), 1024U + 2 * 5);
@@ -81,7 +84,7 @@ TEST(Shard, WritesTheDocumentedBytes) {
 TEST(Shard, LargeVocabulariesUseFourBytes) {
   TempDir dir;
   ShardWriter writer(dir / "a.bin", vocabulary(70000));
-  writer.add_document(std::vector<std::int32_t>{1, 69999, 65536});
+  add_document(writer, std::vector<std::int32_t>{1, 69999, 65536});
   writer.finish();
   const std::string bytes = read_text(dir / "a.bin");
   EXPECT_EQ(at<std::int32_t>(bytes, 0), 20240801);
@@ -93,9 +96,9 @@ TEST(Shard, LargeVocabulariesUseFourBytes) {
 TEST(Shard, MaskMarksTokens) {
   TempDir dir;
   ShardWriter writer(dir / "a.bin", vocabulary(1000));
-  writer.add_document(std::vector<std::int32_t>(13, 4));
-  writer.add_document(std::vector<std::int32_t>{1, 5, 6, 7}, std::vector<std::uint8_t>{0, 1, 1, 0});
-  writer.add_document(std::vector<std::int32_t>(10, 4));
+  add_document(writer, std::vector<std::int32_t>(13, 4));
+  add_document(writer, std::vector<std::int32_t>{1, 5, 6, 7}, std::vector<std::uint8_t>{0, 1, 1, 0});
+  add_document(writer, std::vector<std::int32_t>(10, 4));
   writer.finish();
   EXPECT_EQ(read_text(dir / "a.mask"), std::string("\0\xC0\0\0", 4));  // bits 14 and 15 of 27
   const Shard shard(dir / "a.bin", vocabulary(1000));
@@ -111,9 +114,9 @@ TEST(Shard, MaskMarksTokens) {
 TEST(Shard, RefusesIdsOutsideTheVocabularyWhenWriting) {
   TempDir dir;
   ShardWriter writer(dir / "a.bin", vocabulary(100));
-  expect_contains(sentence([&] { writer.add_document(std::vector<std::int32_t>{100}); }),
+  expect_contains(sentence([&] { add_document(writer, std::vector<std::int32_t>{100}); }),
                   {"a.bin", "id 100", "vocabulary of 100"});
-  expect_contains(sentence([&] { writer.add_document(std::vector<std::int32_t>{-1}); }), {"a.bin", "id -1"});
+  expect_contains(sentence([&] { add_document(writer, std::vector<std::int32_t>{-1}); }), {"a.bin", "id -1"});
 }
 
 TEST(Shard, AFullDiskIsOneSentence) {
@@ -121,7 +124,7 @@ TEST(Shard, AFullDiskIsOneSentence) {
   std::filesystem::create_symlink("/dev/full", dir / "a.bin");
   expect_contains(sentence([&] {
                     ShardWriter writer(dir / "a.bin", vocabulary(100));
-                    writer.add_document(std::vector<std::int32_t>(10'000, 5));
+                    add_document(writer, std::vector<std::int32_t>(10'000, 5));
                     writer.finish();
                   }),
                   {dir / "a.bin: cannot write", "No space left on device", "free some space"});
@@ -159,7 +162,7 @@ TEST(Shard, GoesBeyondTwoAndFourGibibytes) {
 TEST(Shard, EachDamageIsOneSentence) {
   TempDir dir;
   ShardWriter writer(dir / "a.bin", vocabulary(1000));
-  writer.add_document(std::vector<std::int32_t>{1, 2, 3, 4, 5});
+  add_document(writer, std::vector<std::int32_t>{1, 2, 3, 4, 5});
   writer.finish();
   const std::string good = read_text(dir / "a.bin");
   struct Case {
@@ -223,8 +226,8 @@ TEST(Shard, HashSeesOtherTokensOfTheSameNumber) {
     for (std::size_t i = 0; i < n; ++i)
       ids[i] = static_cast<std::int32_t>((i * 7 + static_cast<std::size_t>(first)) % 1000);
     ShardWriter writer(dir / name, vocabulary(1000));
-    writer.add_document({ids.data(), 1});
-    writer.add_document({ids.data() + 1, n - 1}, std::vector<std::uint8_t>(n - 1, masked ? 1 : 0));
+    add_document(writer, {ids.data(), 1});
+    add_document(writer, {ids.data() + 1, n - 1}, std::vector<std::uint8_t>(n - 1, masked ? 1 : 0));
     writer.finish();
     return Shard(dir / name, vocabulary(1000)).hash(5);
   };
@@ -277,7 +280,7 @@ TEST(Shard, ReadsMegatronsFiles) {
 TEST(Shard, ReadChecksIds) {
   TempDir dir;
   ShardWriter writer(dir / "a.bin", vocabulary(1000));
-  writer.add_document(std::vector<std::int32_t>{1, 2, 3});
+  add_document(writer, std::vector<std::int32_t>{1, 2, 3});
   writer.finish();
   std::string bytes = read_text(dir / "a.bin");
   bytes[1024 + 5] = static_cast<char>(0x80);

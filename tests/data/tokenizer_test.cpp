@@ -132,6 +132,33 @@ TEST(Tokenizer, PiecesHoldIndentationAndOneDigit) {
   EXPECT_EQ(t.encode("\n        return 1234").size(), 6U);  // the indented word, the space, four digits
 }
 
+// sentencepiece drops characters once the share of the others is 1 in float: with 256 in all, of which some occur once,
+// that begins at 2^25 characters of text.
+TEST(Tokenizer, EveryByteIsKeptHoweverLongTheText) {
+  for (const std::int64_t count : {std::int64_t{1} << 25, std::int64_t{1} << 31, std::int64_t{1} << 50}) {
+    WordCounts words;
+    words.add(sample_code());
+    words.counts["e"] = count;
+    const Tokenizer t = Tokenizer::parse(Tokenizer::train(words, 300), "test");
+    EXPECT_TRUE(t.lossless());
+    for (int b = 0; b < 256; ++b)
+      EXPECT_EQ(t.decode(t.encode(std::string(1, static_cast<char>(b)))), std::string(1, static_cast<char>(b)));
+  }
+}
+
+// A text of a million different words, as encoded bytes are, is as good as one of few: enough of them are taken, in
+// bounded time.
+TEST(Tokenizer, AnyNumberOfWordsIsEnough) {
+  WordCounts words;
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 100'000; ++i) {
+    std::string word = " ";
+    for (int j = 0; j < 12; ++j) word += static_cast<char>('a' + random() % 26);
+    words.add(word);
+  }
+  EXPECT_EQ(Tokenizer::parse(Tokenizer::train(words, 280), "test").vocab_size(), 280);
+}
+
 TEST(Tokenizer, RefusesImpossibleVocabularies) {
   WordCounts words;
   words.add("ab ab");

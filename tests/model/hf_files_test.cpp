@@ -144,7 +144,7 @@ TEST(HfFiles, ManyRanksWriteNoMoreFilesThanAReaderCanOpen) {
   EXPECT_EQ(*writers.rbegin(), 992u);
   const Json map = Json::read_file(dir / "model.safetensors.index.json").at("weight_map");
   std::set<std::string> files;
-  for (const std::string& name : map.keys()) files.insert(map.at(name).string());
+  for (const auto& [name, file] : map.items()) files.insert(file.string());
   EXPECT_EQ(files.size(), writers.size());
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -127,6 +128,36 @@ TEST_F(OptionsTest, ReadsToml) {
   EXPECT_EQ(options.run_dir, "A");
 }
 
+TEST_F(OptionsTest, ReadsWhatEditorsLeave) {
+  for (const char* text :
+       {"\xEF\xBB\xBFlr = 3\nsteps = 5", "lr = 3\r\nsteps = 5\r\n", "\xEF\xBB\xBF\r\nlr=3#\n\nsteps = 5#"}) {
+    const Options options = train({"--config", file("e.toml", text)});
+    EXPECT_EQ(options.lr, 3);
+    EXPECT_EQ(options.steps, 5);
+  }
+  EXPECT_EQ(flat(train({"--config", file("e.toml", "\xEF\xBB\xBF")})), flat(train({})));
+}
+
+// Nothing is read in more than linear time, and a sentence shows the ends of what is long: the one 100 MB long took
+// more than a minute, the name half of one.
+TEST_F(OptionsTest, LongLinesAreReadFastAndShownShortened) {
+  const std::string key(1'000'000, 'k'), line(100'000'000, '1');
+  const std::clock_t begin = std::clock();
+  std::string list = "input = [";
+  for (int i = 0; i < 1'000'000; ++i) list += "\"x\", ";
+  EXPECT_EQ(run({"prepare", "--out", "o", "--config", file("l.toml", list + "]\n")}).options.input.size(), 1'000'000U);
+  const auto ends = [&](const std::string& text, const std::string& first, const std::string& last) {
+    const std::string said = file_error(text);
+    EXPECT_LE(said.size(), 400U);
+    EXPECT_TRUE(said.starts_with(first) && said.ends_with(last)) << said;
+  };
+  ends(key + " = 1\n", "c.toml:1: unknown option 'kkkkk", "kkkkk': did you mean bucket_mb?");
+  ends(key + "\n", "c.toml:1: 'kkkkk", "kkkkk' is not of the form name = value: correct it");
+  ends("lr = " + line + "\n", "c.toml:1: lr is '11111", "11111': give a number >= 0, such as 3e-04");
+  ends("optimizer = \"" + key + "\"\n", "c.toml:1: optimizer is 'kkkkk", "give one of adamw|sgd, such as adamw");
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 20);
+}
+
 TEST_F(OptionsTest, PrintedConfigurationGivesTheSameRun) {
   const double odd = std::numeric_limits<double>::denorm_min();
   Options options = train(
@@ -213,7 +244,8 @@ TEST_F(OptionsTest, OneSentenceWithFileAndLine) {
   EXPECT_EQ(file_error("[train]\nlr = 3\n"),
             "c.toml:1: [train] begins a section, but options are flat: remove the line");
   EXPECT_EQ(file_error("top_k = x\n"), "c.toml:1: top_k is 'x': give a whole number >= 0 and <= 1e+12, such as 0");
-  EXPECT_EQ(file_error("lr = 1, 2\n"), "c.toml:1: lr has 2 values: give a number >= 0");
+  EXPECT_EQ(file_error("lr = [1, 2]\n"), "c.toml:1: lr has 2 values: give a number >= 0");
+  EXPECT_EQ(file_error("lr = 1, 2\n"), "c.toml:1: lr has several values: write them between [ and ]");
   EXPECT_EQ(file_error("lr 3\n"), "c.toml:1: 'lr 3' is not of the form name = value: correct it");
   EXPECT_EQ(file_error("lr = 1 2\n"), "c.toml:1: 'lr = 1 2' is not of the form name = value: correct it");
   EXPECT_EQ(file_error("lr =\n"), "c.toml:1: 'lr =' is not of the form name = value: correct it");
@@ -222,7 +254,15 @@ TEST_F(OptionsTest, OneSentenceWithFileAndLine) {
     EXPECT_NE(file_error(text).find("something beside a text in quotes"), std::string::npos) << text;
   }
   EXPECT_EQ(file_error("prompt = \"abc\n"), "c.toml:1: a string has no closing \": add it");
-  EXPECT_EQ(file_error("\ninput = [\"a\",\n"), "c.toml:2: an array that begins with [ has no ]: add it");
+  EXPECT_EQ(file_error("\ninput = [\"a\",\n\n"), "c.toml:2: an array that begins with [ has no ]: add it");
+  EXPECT_EQ(file_error("input = [\"a\"\nlr = 3\n"),
+            "c.toml:2: input, whose [ is in line 1, has neither a comma nor a ] here: add it");
+  for (const char* text : {"lr = 1e-3]", "input = [\"a\"]]\n", "input = \"a\"]", "lr = ]\n"})
+    EXPECT_EQ(file_error(text), "c.toml:1: a ] has no [ before it: remove it") << text;
+  EXPECT_EQ(file_error("input = [[\"a\"]]\n"), "c.toml:1: input holds an array in an array: write one list of texts");
+  for (const char* text : {"input = [\"a\",,\"b\"]", "input = [,]"})
+    EXPECT_EQ(file_error(text), "c.toml:1: a comma in input has no value before it: remove it") << text;
+  EXPECT_EQ(file_error("Lr = 3"), "c.toml:1: 'Lr = 3' is not of the form name = value: correct it");
   EXPECT_EQ(
       file_error("prompt = \"\\q\"\n"),
       "c.toml:1: \\q is not an escape that is read here: write \\\\ for a backslash, other characters as they are");
