@@ -128,7 +128,7 @@ TEST(Prepare, HeldOutDocumentsAreThoseOfTheirDraws) {
   for (int i = 0; i < 50; ++i) lines += str("{\"text\": \"number ", i, "\"}\n");
   write_bytes(dir / "tree/lines.jsonl", lines);
   write_bytes(dir / "model", tiny_tokenizer().model());
-  for (const std::uint64_t seed : {1, 9}) {
+  for (const std::uint64_t seed : {std::uint64_t{1}, std::uint64_t{9}}) {
     PrepareOptions options = options_of(dir, str("out", seed));
     options.tokenizer = dir / "model";
     options.validation_share = 0.3;
