@@ -121,6 +121,31 @@ TEST(Prepare, WritesWhatDecodesToTheDocuments) {
   EXPECT_TRUE(std::filesystem::exists(dir / "out/train_000001.bin"));
 }
 
+// A document is held out where the first word of its own draw is below the share; another seed holds out others.
+TEST(Prepare, HeldOutDocumentsAreThoseOfTheirDraws) {
+  TempDir dir;
+  std::string lines;
+  for (int i = 0; i < 50; ++i) lines += str("{\"text\": \"number ", i, "\"}\n");
+  write_bytes(dir / "tree/lines.jsonl", lines);
+  write_bytes(dir / "model", tiny_tokenizer().model());
+  for (const std::uint64_t seed : {std::uint64_t{1}, std::uint64_t{9}}) {
+    PrepareOptions options = options_of(dir, str("out", seed));
+    options.tokenizer = dir / "model";
+    options.validation_share = 0.3;
+    options.seed = seed;
+    prepare(options);
+    std::vector<std::string> expected, found;
+    for (std::uint32_t i = 0; i < 50; ++i) {
+      const std::uint32_t word = philox({i, 0, 2, static_cast<std::uint32_t>(Site::fim)}, seed)[0];
+      if (word < 0.3 * 0x1p32) expected.push_back(str("number ", i));
+    }
+    for (const auto& ids : documents_of(options.out, "val", tiny_tokenizer()))
+      found.push_back(tiny_tokenizer().decode(ids));
+    EXPECT_EQ(found, expected) << seed;
+    EXPECT_GT(found.size(), 5U);
+  }
+}
+
 TEST(Prepare, IsTheSameForAnyNumberOfThreads) {
   TempDir dir;
   write_tree(dir);

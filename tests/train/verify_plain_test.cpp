@@ -55,12 +55,12 @@ TEST(PlainLoss, IsTheTrainersWithDropout) {
   c.options.micro_batch = 2;
   Step step(weights, step_settings(c.options, c.batch.seq_len));
   for (const auto& [seed, number] : {std::pair{9, 0}, {9, 5}, {10, 5}}) {
-    const PlainDropout dropout = [&](Site site, std::int64_t layer, std::int64_t row, std::int64_t position,
+    const PlainDropout dropout = [key = static_cast<std::uint64_t>(seed), at = number](
+                                     Site site, std::int64_t layer, std::int64_t row, std::int64_t position,
                                      std::int64_t head, std::int64_t element) {
       const double p = site == Site::embedding ? 0.1 : site == Site::attention ? 0.2 : 0.3;
       const auto group = static_cast<std::uint32_t>(site == Site::attention ? head << 24 | element / 4 : element / 4);
-      const Philox words =
-          philox(dropout_counter(site, layer, number, row, position, group), static_cast<std::uint64_t>(seed));
+      const Philox words = philox(dropout_counter(site, layer, at, row, position, group), key);
       return words[static_cast<std::size_t>(element % 4)] < p * 0x1p32 ? 0 : 1 / (1 - p);
     };
     const double loss = step.gradients(c.batch.of_rank({}), static_cast<std::uint64_t>(seed), number).loss;

@@ -185,13 +185,16 @@ TEST(VerifyCommand, AloneShowsWhatItCanAndSaysHowToSeeTheRest) {
   EXPECT_GE(count(text, "mpirun -n 4 onescale verify"), 2) << text;
 }
 
-// Rounding on the wire is asked for, so it is no fault; a batch without targets has nothing to prove.
-TEST(VerifyCommand, KnowsWhatIsAsked) {
+// Rounding on the wire is asked for, so it is no fault.
+TEST(VerifyCommandSlow, KnowsReduceDtype) {
   const TempDir dir;
   std::ofstream(dir / "c.toml") << "reduce_dtype = \"bfloat16\"\n";
   const auto [code, seconds, text] = run_job(MPIRUN " -n 2 " ONESCALE " verify --config " + dir / "c.toml", true);
   EXPECT_EQ(code, 0) << text;
   EXPECT_EQ(count(text, "all figures are right"), 1) << text;
+}
+
+TEST(VerifyModel, ABatchWithoutTargetsProvesNothing) {
   const Golden golden("mqa");
   HostBatch batch = read_batch(golden.dir + "/batch.safetensors", golden.source.config());
   std::ranges::fill(batch.labels, -100);
