@@ -49,8 +49,8 @@ Dataset::Dataset(const std::string& dir, const std::string& split, const Vocabul
     check(std::filesystem::exists(file), file, ": the file is missing, but prepare.json names it: copy the directory ",
           "whole, or prepare the data again.");
   }
-  check(!made || !files.empty(), dir, ": prepare held no document out for ", split,
-        ": prepare with another val_share.");
+  check(!made || !files.empty(), dir, ": prepare held nothing out for ", split,
+        ": take the other split, or prepare with another val_share.");
   check(!files.empty(), name_, ": there are no token files here; make them with `onescale prepare`.");
   // Every shard stays open: more than a process may have at first, of those that it may have at all.
   rlimit open_files{};

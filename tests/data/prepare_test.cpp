@@ -174,7 +174,7 @@ TEST(Prepare, OneDocumentAloneIsTrainedOn) {
   EXPECT_EQ(summary.val.documents, 0);
   EXPECT_EQ(summary.val.shards, 0);
   EXPECT_FALSE(Dataset::exists(dir / "out", "val"));
-  expect_contains(sentence([&] { Dataset(dir / "out", "val", {}); }), {"held no document out", "val_share"});
+  expect_contains(sentence([&] { Dataset(dir / "out", "val", {}); }), {"held nothing out for val", "val_share"});
 }
 
 // The tokenizer is that of the sample alone: as large as asked for and no larger than it must be, of whole documents,
