@@ -1,10 +1,15 @@
 #include "data/batches.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <filesystem>
+#include <iomanip>
+#include <optional>
 
 #include "data/order.h"
 #include "kernels/error.h"
+#include "parallel/json.h"
 
 namespace onescale {
 namespace {
@@ -20,16 +25,38 @@ std::vector<std::string> shard_files(const std::string& dir, const std::string& 
   return files;
 }
 
+// What `prepare` has written about a split; nothing where the files come from elsewhere.
+std::optional<Json> prepared(const std::string& dir, const std::string& split) {
+  const std::string file = dir + "/prepare.json";
+  std::error_code error;
+  if (!std::filesystem::exists(file, error)) return std::nullopt;
+  return Json::read_file(file).at(split);
+}
+
 }  // namespace
 
 bool Dataset::exists(const std::string& dir, const std::string& split) {
-  return !shard_files(dir, split).empty();
+  const std::optional<Json> made = prepared(dir, split);
+  return made ? made->at("shards").integer() > 0 : !shard_files(dir, split).empty();
 }
 
 Dataset::Dataset(const std::string& dir, const std::string& split, const Vocabulary& expected)
     : name_(dir + "/" + split + "_*.bin") {
   const std::vector<std::string> files = shard_files(dir, split);
+  const std::optional<Json> made = prepared(dir, split);
+  for (std::int64_t i = 0; made && i < made->at("shards").integer(); ++i) {
+    const std::string file = str(dir, "/", split, "_", std::setfill('0'), std::setw(6), i, ".bin");
+    check(std::filesystem::exists(file), file, ": the file is missing, but prepare.json names it: copy the directory ",
+          "whole, or prepare the data again.");
+  }
+  check(!made || !files.empty(), dir, ": prepare held nothing out for ", split,
+        ": take the other split, or prepare with another val_share.");
   check(!files.empty(), name_, ": there are no token files here; make them with `onescale prepare`.");
+  // Every shard stays open: more than a process may have at first, of those that it may have at all.
+  rlimit open_files{};
+  getrlimit(RLIMIT_NOFILE, &open_files);
+  open_files.rlim_cur = open_files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &open_files);
   std::int64_t tokens = 0;
   for (const std::string& file : files) {
     const Shard& shard = shards_.emplace_back(file, expected);
@@ -37,6 +64,9 @@ Dataset::Dataset(const std::string& dir, const std::string& split, const Vocabul
           ": the tokens were made with another tokenizer than those of ", files[0], ": prepare them together.");
     ends_.push_back(tokens += shard.tokens());
   }
+  check(!made || tokens == made->at("tokens").integer(), describe(), ", but prepare.json says ",
+        made ? made->at("tokens").integer() : 0, " in ", made ? made->at("shards").integer() : 0,
+        ": copy the directory whole and nothing into it, or prepare the data again.");
 }
 
 std::string Dataset::describe() const {

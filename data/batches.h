@@ -14,10 +14,10 @@ namespace onescale {
 // All shards of one split as one sequence of tokens.
 class Dataset {
  public:
-  // Opens DIR/<split>_*.bin in the order of their names; split is "train" or "val". Throws Error when there is none, or
-  // as Shard does.
+  // Opens DIR/<split>_*.bin in the order of their names; split is "train" or "val". Throws Error when there is none,
+  // when they are not all that DIR/prepare.json names, or as Shard does.
   Dataset(const std::string& dir, const std::string& split, const Vocabulary& expected);
-  // Whether Dataset(dir, split, ...) would find a shard.
+  // Whether the split has a shard, or had one when it was prepared.
   static bool exists(const std::string& dir, const std::string& split);
 
   std::int64_t tokens() const { return ends_.back(); }

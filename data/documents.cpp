@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <iomanip>
@@ -108,7 +109,8 @@ std::string Documents::fingerprint() const {
   std::uint64_t hash = 0;
   std::vector<char> piece(1 << 20);
   for (const std::string& path : files_) {
-    hash = XXH3_64bits_withSeed(path.c_str(), path.size() + 1, hash);
+    const std::array<std::uintmax_t, 2> shape = {is_json_lines(path), fs::file_size(path)};
+    hash = XXH3_64bits_withSeed(shape.data(), sizeof shape, hash);
     std::ifstream file(path, std::ios::binary);
     while (file.read(piece.data(), std::ssize(piece)) || file.gcount() > 0)
       hash = XXH3_64bits_withSeed(piece.data(), static_cast<std::size_t>(file.gcount()), hash);

@@ -33,7 +33,8 @@ class Documents {
   std::int64_t files() const { return static_cast<std::int64_t>(files_.size()); }
   std::int64_t bytes() const { return bytes_; }            // of all files
   std::int64_t bytes_read() const { return bytes_read_; }  // by each()
-  // XXH3 of all paths and contents, in hexadecimal: whether the same inputs were prepared before. Reads everything.
+  // XXH3 of all contents in their order, in hexadecimal: whether the same inputs were prepared before, wherever they
+  // lie. Reads everything.
   std::string fingerprint() const;
 
  private:

@@ -27,18 +27,14 @@ Json list_of(const std::vector<std::string>& values) {
   return array;
 }
 
+// All that decides what is written; where the inputs lie does not.
 Json settings_of(const PrepareOptions& options, const Documents& documents, const std::optional<Tokenizer>& tokenizer) {
   Json settings = Json::object();
-  std::vector<std::string> inputs = options.inputs;
-  for (std::string& input : inputs) input = plain_path(input);
-  settings.set("inputs", list_of(inputs));
-  settings.set("patterns", list_of(options.patterns));
   settings.set("files", documents.files());
   settings.set("input_bytes", documents.bytes());
   settings.set("input_hash", documents.fingerprint());
   if (tokenizer) {
     const auto& hash = tokenizer->hash();
-    settings.set("tokenizer", options.tokenizer);
     settings.set("tokenizer_hash", list_of({str(hash[0]), str(hash[1]), str(hash[2]), str(hash[3])}));
   } else {
     settings.set("vocab_size", options.vocab_size);
@@ -277,6 +273,8 @@ PrepareSummary prepare(const PrepareOptions& options) {
   encode_documents(options, documents, *tokenizer, dir.path(), summary);
   Json json = Json::object();
   json.set("settings", settings);
+  json.set("inputs", list_of(options.inputs));
+  json.set("patterns", list_of(options.patterns));
   json.set("vocab_size", summary.vocab_size);
   json.set("byte_exact", tokenizer->lossless());
   json.set("tokenizer_documents", summary.tokenizer_documents);

@@ -1,14 +1,9 @@
 #include "data/shard.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -35,12 +30,21 @@ std::string_view bytes_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
+std::vector<std::uint8_t> read_bytes(const File& file, std::int64_t offset, std::int64_t bytes) {
+  std::vector<std::uint8_t> out(static_cast<std::size_t>(bytes));
+  file.read(out.data(), bytes, offset);
+  return out;
+}
+
 // Of the whole when that is small, else of stretches from its beginning to its end.
-std::uint64_t sampled_hash(const std::uint8_t* data, std::int64_t bytes, std::uint64_t seed) {
+std::uint64_t sampled_hash(const File& file, std::int64_t offset, std::int64_t bytes, std::uint64_t seed) {
   constexpr std::int64_t stretch = 4096, stretches = 256;
-  if (bytes <= stretch * stretches) return XXH3_64bits_withSeed(data, static_cast<std::size_t>(bytes), seed);
-  for (std::int64_t i = 0; i < stretches; ++i)
-    seed = XXH3_64bits_withSeed(data + (bytes - stretch) * i / (stretches - 1), stretch, seed);
+  const bool whole = bytes <= stretch * stretches;
+  for (std::int64_t i = 0; i < (whole ? 1 : stretches); ++i) {
+    const std::int64_t begin = whole ? 0 : (bytes - stretch) * i / (stretches - 1);
+    const std::vector<std::uint8_t> read = read_bytes(file, offset + begin, whole ? bytes : stretch);
+    seed = XXH3_64bits_withSeed(read.data(), read.size(), seed);
+  }
   return seed;
 }
 
@@ -91,46 +95,32 @@ void ShardWriter::finish() {
   file_.close();
 }
 
-Shard::Mapping::Mapping(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  check(file >= 0, path, ": the token file cannot be opened (", std::strerror(errno), "): check the path.");
-  struct stat status {};
-  void* address = nullptr;
-  if (::fstat(file, &status) == 0 && status.st_size > 0) {
-    address = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_SHARED, file, 0);
-  }
-  ::close(file);
-  check(address != MAP_FAILED, path, ": the token file cannot be mapped into memory (", std::strerror(errno),
-        "): check that it is a file and the limit on memory.");
-  bytes = address == nullptr ? 0 : static_cast<std::int64_t>(status.st_size);
-  data.reset(static_cast<const std::uint8_t*>(address), [n = bytes](const std::uint8_t* p) {
-    if (p != nullptr) ::munmap(const_cast<std::uint8_t*>(p), static_cast<std::size_t>(n));
-  });
-}
-
-Shard::Shard(const std::string& path, const Vocabulary& expected) : path_(path), file_(path) {
+Shard::Shard(const std::string& path, const Vocabulary& expected) : file_(File::open(path)) {
   const std::string index = beside(path, ".idx");
   if (std::error_code ignored; std::filesystem::exists(index, ignored)) {
     open_megatron(index);
   } else {
     open_llmc(expected);
   }
-  limit_ = expected.size > 0 ? expected.size : vocabulary_.size > 0 ? vocabulary_.size : std::int64_t{1} << 31;
+  limit_ = vocabulary_.size > 0 ? vocabulary_.size : expected.size > 0 ? expected.size : std::int64_t{1} << 31;
   // Our own largest id saves the pass, and makes it when it is wrong already.
-  if (claimed_largest_ < 0 || claimed_largest_ >= limit_) {
-    for (std::int64_t i = 0; i < tokens_; ++i) check_id(i);
-  }
+  if (claimed_largest_ >= 0 && claimed_largest_ < limit_) return;
+  std::vector<std::int32_t> ids(1 << 16);
+  std::vector<std::uint8_t> no_target(ids.size());
+  for (std::int64_t i = 0; i < tokens_; i += std::ssize(ids))
+    read(i, std::min(std::ssize(ids), tokens_ - i), ids.data(), no_target.data());
 }
 
 void Shard::open_llmc(const Vocabulary& expected) {
-  check(file_.bytes >= header_bytes, path_, ": a token file begins with ", header_bytes, " bytes but this one has ",
-        file_.bytes, ": it is cut off or no token file; prepare the data again.");
+  const std::int64_t size = file_.size();
+  check(size >= header_bytes, file_.path(), ": a token file begins with ", header_bytes, " bytes but this one has ",
+        size, ": it is cut off or no token file; prepare the data again.");
   Header header;
-  std::memcpy(header.data(), file_.data.get(), header_bytes);
+  file_.read(header.data(), header_bytes, 0);
   const bool narrow = header[0] == magic_16 && header[1] == version_16;
-  check(narrow || (header[0] == magic_32 && header[1] == version_32), path_, ": magic ", header[0], " and version ",
-        header[1], " are not those of a token file (", magic_16, " and ", version_16, ", or ", magic_32, " and ",
-        version_32, "): prepare the data again.");
+  check(narrow || (header[0] == magic_32 && header[1] == version_32), file_.path(), ": magic ", header[0],
+        " and version ", header[1], " are not those of a token file (", magic_16, " and ", version_16, ", or ",
+        magic_32, " and ", version_32, "): prepare the data again.");
   begin_ = header_bytes;
   width_ = narrow ? 2 : 4;
   const bool extended = (header[5] & flag_extended) != 0;
@@ -141,43 +131,42 @@ void Shard::open_llmc(const Vocabulary& expected) {
     vocabulary_.eot = header[4];
     std::memcpy(vocabulary_.hash.data(), &header[6], sizeof vocabulary_.hash);
     claimed_largest_ = header[16];
-    check(tokens_ == header[2] || (header[2] == -1 && tokens_ > max_count_32), path_,
+    check(tokens_ == header[2] || (header[2] == -1 && tokens_ > max_count_32), file_.path(),
           ": the header gives two numbers of tokens, ", header[2], " and ", tokens_, ": prepare the data again.");
   }
   // Compared without a product, which an absurd count would overflow.
-  const std::int64_t bytes = file_.bytes - header_bytes;
-  check(tokens_ >= 0 && bytes / width_ == tokens_ && bytes % width_ == 0, path_, ": the header promises ", tokens_,
-        " tokens of ", width_, " bytes, but after it there are ", bytes,
+  const std::int64_t bytes = size - header_bytes;
+  check(tokens_ >= 0 && bytes / width_ == tokens_ && bytes % width_ == 0, file_.path(), ": the header promises ",
+        tokens_, " tokens of ", width_, " bytes, but after it there are ", bytes,
         " bytes: the file is cut off or was not finished; prepare the data again.");
   if (extended && expected.size > 0) {
-    check(expected.hash == decltype(expected.hash){} || expected.hash == vocabulary_.hash, path_,
+    check(expected.hash == decltype(expected.hash){} || expected.hash == vocabulary_.hash, file_.path(),
           ": the tokens were made with another tokenizer than the one in use: prepare the data again or give their "
           "tokenizer.model.");
-    check(vocabulary_.size <= expected.size, path_, ": the tokens are of a vocabulary of ", vocabulary_.size,
+    check(vocabulary_.size <= expected.size, file_.path(), ": the tokens are of a vocabulary of ", vocabulary_.size,
           " but the one in use has ", expected.size, ": set vocab_size or prepare the data again.");
   }
   if (extended && (header[5] & flag_mask) != 0) {
-    const Mapping mask(beside(path_, ".mask"));
-    check(mask.bytes == (tokens_ + 7) / 8, beside(path_, ".mask"), ": one bit for each of ", tokens_, " tokens is ",
-          (tokens_ + 7) / 8, " bytes but the file has ", mask.bytes, ": prepare the data again.");
-    mask_ = mask.data;
+    mask_.emplace(File::open(beside(file_.path(), ".mask")));
+    check(mask_->size() == (tokens_ + 7) / 8, mask_->path(), ": one bit for each of ", tokens_, " tokens is ",
+          (tokens_ + 7) / 8, " bytes but the file has ", mask_->size(), ": prepare the data again.");
   }
 }
 
 // "MMIDIDX\0\0", u64 version 1, u8 type (8: uint16, 4: int32), u64 sequences, u64 entries of the document index, then
 // each sequence's int32 length and each one's int64 byte offset. Sequences that lie one after the other are the file.
 void Shard::open_megatron(const std::string& index) {
-  const Mapping file(index);
+  const std::string file = read_text(index);
   const auto value = [&]<class T>(std::int64_t offset, T) {
     T out{};
-    if (offset + static_cast<std::int64_t>(sizeof out) <= file.bytes)
-      std::memcpy(&out, file.data.get() + offset, sizeof out);
+    if (offset + static_cast<std::int64_t>(sizeof out) <= std::ssize(file))
+      std::memcpy(&out, file.data() + offset, sizeof out);
     return out;
   };
   const auto type = value(17, std::uint8_t{});
   const auto sequences = value(18, std::int64_t{});
-  check(file.bytes >= 34 && std::memcmp(file.data.get(), "MMIDIDX\0\0", 9) == 0 && value(9, std::int64_t{}) == 1 &&
-            (type == 4 || type == 8) && sequences >= 0 && sequences <= (file.bytes - 34) / 12,
+  check(file.size() >= 34 && std::memcmp(file.data(), "MMIDIDX\0\0", 9) == 0 && value(9, std::int64_t{}) == 1 &&
+            (type == 4 || type == 8) && sequences >= 0 && sequences <= (std::ssize(file) - 34) / 12,
         index, ": this is no Megatron index of version 1 with tokens of type 8 (uint16) or 4 (int32): write it again.");
   width_ = type == 8 ? 2 : 4;
   std::int64_t bytes = 0;
@@ -188,39 +177,36 @@ void Shard::open_megatron(const std::string& index) {
           bytes, " was expected: write the data with its sequences in order.");
     bytes += length * width_;
   }
-  check(bytes == file_.bytes, path_, ": has ", file_.bytes, " bytes but its index describes ", bytes,
+  check(bytes == file_.size(), file_.path(), ": has ", file_.size(), " bytes but its index describes ", bytes,
         ": one of the two is cut off; copy them again.");
   tokens_ = bytes / width_;
-}
-
-std::uint32_t Shard::id_at(std::int64_t token) const {
-  std::uint32_t id = 0;
-  std::memcpy(&id, file_.data.get() + begin_ + token * width_, width_ == 2 ? 2 : 4);
-  return id;
-}
-
-void Shard::check_id(std::int64_t token) const {
-  if (id_at(token) < static_cast<std::uint64_t>(limit_)) return;
-  throw Error(str(path_, ": id ", id_at(token), " at byte ", begin_ + token * width_,
-                  " is not below the vocabulary size ", limit_, ": the file is damaged or of another tokenizer."));
 }
 
 std::uint64_t Shard::hash(std::uint64_t seed) const {
   const std::array<std::int64_t, 3> shape = {begin_, width_, tokens_};
   seed = XXH3_64bits_withSeed(shape.data(), sizeof shape, seed);
-  seed = XXH3_64bits_withSeed(file_.data.get(), static_cast<std::size_t>(begin_), seed);
-  seed = sampled_hash(file_.data.get() + begin_, tokens_ * width_, seed);
-  return mask_ ? sampled_hash(mask_.get(), (tokens_ + 7) / 8, seed) : seed;
+  seed = sampled_hash(file_, 0, begin_, seed);
+  seed = sampled_hash(file_, begin_, tokens_ * width_, seed);
+  return mask_ ? sampled_hash(*mask_, 0, (tokens_ + 7) / 8, seed) : seed;
 }
 
 void Shard::read(std::int64_t first, std::int64_t count, std::int32_t* ids, std::uint8_t* no_target) const {
-  check(first >= 0 && count >= 0 && first + count <= tokens_, path_, ": tokens ", first, " to ", first + count,
+  check(first >= 0 && count >= 0 && first + count <= tokens_, file_.path(), ": tokens ", first, " to ", first + count,
         " were asked for but it has ", tokens_, ".");
+  const std::vector<std::uint8_t> bytes = read_bytes(file_, begin_ + first * width_, count * width_);
+  const std::vector<std::uint8_t> mask =
+      mask_ ? read_bytes(*mask_, first / 8, (first + count + 7) / 8 - first / 8) : std::vector<std::uint8_t>();
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t token = first + i;
-    check_id(token);
-    ids[i] = static_cast<std::int32_t>(id_at(token));
-    no_target[i] = static_cast<std::uint8_t>(mask_ ? mask_.get()[token / 8] >> token % 8 & 1 : 0);
+    std::uint32_t id = 0;
+    std::memcpy(&id, bytes.data() + i * width_, width_ == 2 ? 2 : 4);
+    if (id >= static_cast<std::uint64_t>(limit_)) {
+      throw Error(brief(file_.path(), ": id ", id, " at byte ", begin_ + (first + i) * width_,
+                        " is not below the vocabulary size ", limit_,
+                        ": the file is damaged or of another tokenizer."));
+    }
+    ids[i] = static_cast<std::int32_t>(id);
+    const std::int64_t bit = first % 8 + i;
+    no_target[i] = static_cast<std::uint8_t>(mask_ ? mask[static_cast<std::size_t>(bit / 8)] >> bit % 8 & 1 : 0);
   }
 }
 

@@ -15,7 +15,7 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,13 +54,14 @@ class ShardWriter {
   std::int32_t largest_ = 0;
 };
 
-// A shard mapped into memory, read only.
+// A shard that is read.
 class Shard {
  public:
   // Checks everything that can be checked without knowing the tokens' meaning: magic, version, size, tokenizer hash,
   // vocabulary size and the largest id (from the header, or by one pass over files that are not ours). Each failure is
   // one sentence with the file, and the byte offset of an id that is too large. expected.size 0: not known, only the
-  // file's own claims are checked; hash 0: not compared.
+  // file's own claims are checked; hash 0: not compared. The file stays open: one that is cut off later is found by
+  // read().
   Shard(const std::string& path, const Vocabulary& expected);
 
   std::int64_t tokens() const { return tokens_; }
@@ -70,24 +71,15 @@ class Shard {
   std::uint64_t hash(std::uint64_t seed) const;
 
   // ids[i] = token first + i; no_target[i] = 1 where it is ignored in the loss, else 0. Throws Error with file and
-  // offset if an id is not below the vocabulary size.
+  // offset if an id is not below the size of the shard's own vocabulary, or of the expected one where that is unknown.
   void read(std::int64_t first, std::int64_t count, std::int32_t* ids, std::uint8_t* no_target) const;
 
  private:
-  // A file in memory, read only.
-  struct Mapping {
-    explicit Mapping(const std::string& path);
-    std::shared_ptr<const std::uint8_t> data;
-    std::int64_t bytes = 0;
-  };
   void open_llmc(const Vocabulary& expected);
   void open_megatron(const std::string& index);
-  std::uint32_t id_at(std::int64_t token) const;
-  void check_id(std::int64_t token) const;
 
-  std::string path_;
-  Mapping file_;
-  std::shared_ptr<const std::uint8_t> mask_;  // null: every token is a target
+  File file_;
+  std::optional<File> mask_;  // none: every token is a target
   Vocabulary vocabulary_;
   std::int64_t begin_ = 0, tokens_ = 0, width_ = 2;  // token i lies at byte begin_ + i * width_
   std::int64_t limit_ = 0;                           // every id is below this

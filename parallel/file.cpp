@@ -93,7 +93,7 @@ void File::read(void* out, std::int64_t bytes, std::int64_t offset) const {
     const ssize_t n = pread(descriptor_, p, static_cast<std::size_t>(std::min(bytes, largest_call)), offset);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail(str("cannot read ", bytes, " bytes at ", offset));
-    check_contents(n > 0, path_, ": ends at byte ", offset, ", ", bytes, " bytes early; it is truncated");
+    check_contents(n > 0, path_, ": ends at byte ", offset, ", ", bytes, " bytes early; it is truncated, get it anew");
     p += n, offset += n, bytes -= n;
   }
 }

@@ -308,11 +308,11 @@ FoundCheckpoint find_checkpoint(const std::string& run_dir, Communicator& world)
       return found;
     }
     found.checkpoint.reset();
-    found.warnings.push_back(str(*path, " is damaged: ", *first));
+    found.warnings.push_back(brief(fs::path(*path).filename().string(), " is damaged: ", *first));
   }
   check(paths.empty(), run_dir, ": none of its ", paths.size(), " checkpoints can be used (",
-        found.warnings.empty() ? "" : found.warnings.front(), "); restore one, or move ", run_dir,
-        "/checkpoints away to start afresh");
+        found.warnings.empty() ? "" : found.warnings.front(),
+        "); restore one, or move checkpoints away from there to start afresh");
   return found;
 }
 

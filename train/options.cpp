@@ -5,6 +5,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <numeric>
 #include <type_traits>
@@ -68,6 +69,17 @@ std::string expected(const Option& option) {
   if (option.is<std::string>()) return *option.choices ? str("one of ", option.choices) : "one text";
   return str(option.is<std::int64_t>() ? "a whole number >= " : "a number >= ", show(option.min, false),
              std::isinf(option.max) ? "" : " and <= " + show(option.max, false));
+}
+
+// Whether both are one place, now: relative or absolute, through links or not.
+bool same_path(const std::string& a, const std::string& b) {
+  const auto whole = [](const std::string& path) {
+    std::error_code none;
+    const std::filesystem::path absolute = std::filesystem::absolute(plain_path(path), none),
+                                real = std::filesystem::weakly_canonical(absolute, none);
+    return none ? absolute : real;
+  };
+  return whole(a) == whole(b);
 }
 
 // A size's own options are left out where the model's directory decides.
@@ -199,7 +211,7 @@ std::vector<Change> changed(const Flat& before, const Flat& now) {
     const auto found = old.find(name);
     const Option* option = find_option(name);
     if (found == old.end() || found->second == value) continue;
-    if (option->directory() && plain_path(found->second) == plain_path(value)) continue;
+    if (option->directory() && same_path(found->second, value)) continue;
     changes.push_back({name, found->second, value, option->fixed()});
   }
   return changes;

@@ -128,7 +128,7 @@ using Flat = std::vector<std::pair<std::string, std::string>>;
 Flat flat(const Options& options);
 
 // The differences between the options of a checkpoint and those of now; names that one of the two lacks are passed
-// over, and so are two ways to write the path of one directory.
+// over, and so are two paths of one directory.
 struct Change {
   std::string name, before, after;
   bool fixed;

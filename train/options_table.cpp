@@ -52,7 +52,7 @@ const std::vector<Option>& option_table() {
       {"attn_pdrop", &O::attn_pdrop, "tl", "dropout of the attention weights", 0, below_one},
       {"run_dir", &O::run_dir, "T/", "directory of the run: configuration, metrics, log, checkpoints"},
       {"model", &O::model, "tEGXlRv/!", "Hugging Face directory, checkpoint or run directory to read"},
-      {"data", &O::data, "TE/!", "directory that prepare wrote"},
+      {"data", &O::data, "TE/", "directory that prepare wrote"},
       {"seed", &O::seed, "tpg!", "of first weights, dropout, sample order, sampling"},
       {"steps", &O::steps, "t", "optimizer steps of the whole run", 1, counts},
       {"seq_len", &O::seq_len, "tel!", "tokens a row; 0: n_positions", 0, sizes},

@@ -88,6 +88,8 @@ TrainingRun::TrainingRun(const Options& options, World& world)
   check_batch(options_.global_batch, options_.micro_batch, layout_);
   check_usage(fs::is_directory(options_.data), "data ", options_.data,
               " is not a directory; give one that onescale prepare has written");
+  // Where nothing is held out, an evaluation is missed only if it was asked for.
+  if (!options_.has("eval_every") && !Dataset::exists(options_.data, "val")) options_.eval_every = 0;
   catch_stop_signals();
   Communicator& all = world_.communicator();
   on_root(all, [&] {
@@ -209,9 +211,11 @@ void TrainingRun::open_data() {
   train_->require_rows(options_.global_batch);
   if (options_.eval_every > 0) {
     check(Dataset::exists(options_.data, "val"), options_.data,
-          " has no validation shards; prepare it with val_share, or set eval_every = 0");
+          " holds nothing out to evaluate on; prepare it with another val_share, or leave eval_every out");
     val_data_.emplace(options_.data, "val", vocabulary);
     val_.emplace(*val_data_, seq_len_, 0, SampleOrder::sequential);
+  } else if (!options_.has("eval_every")) {
+    say("evaluation   none: nothing is held out in ", options_.data);
   }
   const std::string data_hash = str(std::hex, train_data_->hash());
   if (checkpoint_) {

@@ -88,7 +88,22 @@ TEST(Documents, BadInputIsOneSentence) {
   expect_contains(sentence<UsageError>([&] { Documents({dir / "t"}, {}); }), {"1 files", "no bytes"});
 }
 
-TEST(Documents, FingerprintSeesNamesAndContents) {
+TEST(Documents, AByteOrderMarkBeforeJsonLinesIsNoText) {
+  TempDir dir;
+  write_bytes(dir / "a.jsonl", "\xEF\xBB\xBF{\"text\": \"a\"}\r\n{\"text\": \"\\ufeffb\"}\r\n");
+  write_bytes(dir / "b.jsonl", "\xEF\xBB\xBF\n{\"text\": \"c\"}");
+  write_bytes(dir / "c.txt", "\xEF\xBB\xBFtext");  // any bytes are kept
+  const std::vector<Found> expected = {{dir / "a.jsonl line 1", "a", 0},
+                                       {dir / "a.jsonl line 2",
+                                        "\xEF\xBB\xBF"
+                                        "b",
+                                        0},
+                                       {dir / "b.jsonl line 2", "c", 0},
+                                       {dir / "c.txt", "\xEF\xBB\xBFtext", 0}};
+  EXPECT_EQ(all(Documents({dir.path()}, {})), expected);
+}
+
+TEST(Documents, FingerprintSeesContentsWhereverTheyLie) {
   TempDir dir;
   write_bytes(dir / "t/a", "12");
   const auto fingerprint = [&] { return Documents({dir / "t"}, {}).fingerprint(); };
@@ -101,6 +116,13 @@ TEST(Documents, FingerprintSeesNamesAndContents) {
   write_bytes(dir / "t/a", "12");
   EXPECT_EQ(first, fingerprint());
   std::filesystem::rename(dir / "t/a", dir / "t/b");
+  EXPECT_EQ(first, fingerprint());
+  write_bytes(dir / "t/b", "1");  // the same bytes in two documents
+  write_bytes(dir / "t/c", "2");
+  EXPECT_NE(first, fingerprint());
+  std::filesystem::remove(dir / "t/c");
+  write_bytes(dir / "t/b", "12");
+  std::filesystem::rename(dir / "t/b", dir / "t/b.jsonl");  // the same bytes as JSON
   EXPECT_NE(first, fingerprint());
 }
 

@@ -198,6 +198,8 @@ TEST(Prepare, OneDocumentAloneIsTrainedOn) {
   EXPECT_EQ(summary.train.documents, 1);
   EXPECT_EQ(summary.val.documents, 0);
   EXPECT_EQ(summary.val.shards, 0);
+  EXPECT_FALSE(Dataset::exists(dir / "out", "val"));
+  expect_contains(sentence([&] { Dataset(dir / "out", "val", {}); }), {"held nothing out for val", "val_share"});
 }
 
 // The tokenizer is that of the sample alone: as large as asked for and no larger than it must be, of whole documents,
@@ -298,6 +300,53 @@ TEST(Prepare, ReusesOrRefusesWhatIsThere) {
   options.out = dir / "mine";
   expect_contains(sentence<UsageError>([&] { prepare(options); }), {"mine exists and is not a prepared data set"});
   EXPECT_EQ(read_text(dir / "mine/notes.txt"), "keep me");
+}
+
+TEST(Prepare, ReusesWhatWasMadeOfTheSameInputsElsewhere) {
+  TempDir dir;
+  write_tree(dir);
+  PrepareOptions options = options_of(dir, "out");
+  prepare(options);
+  std::filesystem::rename(dir / "tree", dir / "moved");
+  options.inputs = {dir / "moved/"};
+  EXPECT_TRUE(prepare(options).reused);
+  write_bytes(dir / "a.model", read_text(dir / "out/tokenizer.model"));
+  write_bytes(dir / "b.model", read_text(dir / "out/tokenizer.model"));
+  options.out = dir / "given";
+  options.tokenizer = dir / "a.model";
+  EXPECT_FALSE(prepare(options).reused);
+  options.tokenizer = dir / "b.model";
+  EXPECT_TRUE(prepare(options).reused);
+}
+
+// prepare.json knows what lies beside it.
+TEST(Prepare, ShardsThatAreMissingOrTooManyAreFound) {
+  TempDir dir;
+  write_tree(dir);
+  PrepareOptions options = options_of(dir, "out");
+  options.shard_tokens = 2000;
+  const PrepareSummary summary = prepare(options);
+  ASSERT_GE(summary.train.shards, 3);
+  const std::string second = dir / "out/train_000001.bin",
+                    last = str(dir / "out/train_00000", summary.train.shards - 1, ".bin");
+  const auto open = [&](const std::string& split) { return sentence([&] { Dataset(dir / "out/", split, {}); }); };
+  EXPECT_EQ(open("train"), "");
+  for (const std::string& missing : {second, last}) {
+    std::filesystem::rename(missing, dir / "away");
+    expect_contains(open("train"), {std::filesystem::path(missing).filename(), "is missing", "prepare.json"});
+    std::filesystem::rename(dir / "away", missing);
+  }
+  std::filesystem::copy(second, dir / "out/train_extra.bin");
+  expect_contains(open("train"), {str(summary.train.shards + 1, " shards"),
+                                  str("prepare.json says ", summary.train.tokens, " in ", summary.train.shards)});
+  std::filesystem::remove(dir / "out/train_extra.bin");
+  std::filesystem::copy_file(last, second, std::filesystem::copy_options::overwrite_existing);
+  expect_contains(open("train"), {"prepare.json says", "copy the directory whole"});
+  for (const auto& entry : std::filesystem::directory_iterator(dir / "out")) {
+    if (entry.path().filename().string().starts_with("val_")) std::filesystem::remove(entry.path());
+  }
+  EXPECT_TRUE(Dataset::exists(dir / "out", "val"));  // it had been
+  expect_contains(open("val"), {"val_000000.bin", "is missing"});
 }
 
 TEST(Prepare, FailuresLeaveNothing) {

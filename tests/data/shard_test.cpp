@@ -214,7 +214,7 @@ TEST(Shard, EachDamageIsOneSentence) {
     expect_contains(said, {"b.bin"});
     expect_contains(said, c.parts);
   }
-  expect_contains(sentence([&] { Shard(dir / "absent.bin", {}); }), {"absent.bin", "No such file"});
+  expect_contains(sentence([&] { Shard(dir / "absent.bin", {}); }), {"absent.bin", "no such file"});
 }
 
 // What a resume compares: the same tokens give the same hash wherever the file lies, other tokens of the same number
@@ -274,6 +274,40 @@ TEST(Shard, ReadsMegatronsFiles) {
     write_bytes(dir / "train_a.idx", damaged);
     expect_contains(sentence([&] { Shard(dir / "train_a.bin", {}); }), {"train_a.idx", "no Megatron index"});
   }
+}
+
+// One that is cut off while it is read, of which a mapping would be a signal.
+TEST(Shard, OneThatIsShortenedLaterIsASentence) {
+  TempDir dir;
+  for (const bool masked : {false, true}) {
+    ShardWriter writer(dir / "a.bin", vocabulary(1000));
+    add_document(writer, std::vector<std::int32_t>(100'000, 7), std::vector<std::uint8_t>(100'000, masked));
+    writer.finish();
+    const Shard shard(dir / "a.bin", vocabulary(1000));
+    std::filesystem::resize_file(dir / (masked ? "a.mask" : "a.bin"), 2000);
+    std::vector<std::int32_t> ids(100);
+    std::vector<std::uint8_t> no_target(100);
+    shard.read(0, 100, ids.data(), no_target.data());
+    EXPECT_EQ(ids, std::vector<std::int32_t>(100, 7));
+    expect_contains(sentence([&] { shard.read(90'000, 100, ids.data(), no_target.data()); }),
+                    {masked ? "a.mask: ends at byte 11250" : "a.bin: ends at byte 181024", "truncated"});
+  }
+}
+
+// The model may have more rows than the tokenizer has ids: those are no ids of this data.
+TEST(Shard, IdsAreOfItsOwnVocabulary) {
+  TempDir dir;
+  ShardWriter writer(dir / "a.bin", vocabulary(1000));
+  add_document(writer, std::vector<std::int32_t>{1, 2, 3});
+  writer.finish();
+  std::string bytes = read_text(dir / "a.bin");
+  set32(bytes, 256 + 1, 1000);
+  write_bytes(dir / "a.bin", bytes);
+  const Shard shard(dir / "a.bin", vocabulary(1024));
+  std::array<std::int32_t, 3> ids{};
+  std::array<std::uint8_t, 3> mask{};
+  expect_contains(sentence([&] { shard.read(0, 3, ids.data(), mask.data()); }),
+                  {"a.bin", "id 1000", "byte 1028", "size 1000"});
 }
 
 // A flipped bit that the header does not know of is found when the token is read.

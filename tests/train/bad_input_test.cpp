@@ -124,6 +124,7 @@ class BadInput : public testing::Test {
       EXPECT_TRUE(outcome.error.starts_with("onescale: ")) << outcome.error;
       EXPECT_EQ(std::count(outcome.error.begin(), outcome.error.end(), '\n'), 1) << outcome.error;
       EXPECT_GT(outcome.error.size(), 40u) << outcome.error;
+      EXPECT_LE(outcome.error.size(), 411u) << outcome.error;  // 400, "onescale: " and the newline
       for (const std::string& part : c.parts)
         EXPECT_NE(outcome.error.find(part), std::string::npos) << part << "\n" << outcome.error;
       EXPECT_TRUE(kept() == before);
@@ -297,6 +298,54 @@ TEST_F(BadInput, Models) {
       {"weights without a finite loss", gradients(at("huge"), batch), 1, {batch, "loss", "damaged"}},
       {"a batch without targets", gradients(at("hf"), ignored), 1, {ignored, "every label is -100"}},
       {"no batch", {"gradients", "--model", at("hf"), "--batch", at("none"), "--out", at("g")}, 1, {at("none")}},
+  });
+}
+
+// Each reader of JSON, given 80,000 brackets in each other, which its own stack would not hold.
+TEST_F(BadInput, DeepJson) {
+  const std::string deep = std::string(80'000, '[') + std::string(80'000, ']'), said = "nested deeper than 100";
+  const auto copy = [](const char* from, const char* to) { fs::copy(at(from), at(to), fs::copy_options::recursive); };
+  const auto eval = [&](const std::string& model) { return Words{"eval", "--data", at("data"), "--model", at(model)}; };
+  write("deep.jsonl", "{\"text\": \"a\", \"more\": " + deep + "}\n");
+  copy("hf", "deep_config");
+  write("deep_config/config.json", deep);
+  model_with("deep_header", safetensors(deep, 8));
+  copy("hf", "deep_index");
+  fs::remove(at("deep_index/model.safetensors"));
+  write("deep_index/model.safetensors.index.json", deep);
+  copy("data", "deep_data");
+  write("deep_data/prepare.json", deep);
+  copy("run", "deep_metrics");
+  write("deep_metrics/metrics.jsonl", deep + "\n");
+  copy("run", "deep_trainer");
+  write("deep_trainer/checkpoints/step-00000002/trainer.json", deep);
+  Words deep_data = train("x");
+  deep_data[4] = at("deep_data");
+  check_cases({
+      {"JSON lines", {"prepare", "--input", at("deep.jsonl"), "--out", at("p")}, 1, {"deep.jsonl line 1", said}},
+      {"config.json", eval("deep_config"), 1, {"config.json: line 1, column 101", said}},
+      {"safetensors header", eval("deep_header"), 1, {"model.safetensors, header: line 1, column 101", said}},
+      {"safetensors index", eval("deep_index"), 1, {"index.json: line 1, column 101", said}},
+      {"prepare.json", deep_data, 1, {"prepare.json: line 1, column 101", said}},
+      {"metrics.jsonl", train("deep_metrics", {"--steps", "3"}), 1, {"metrics.jsonl:1: line 1, column 101", said}},
+      {"trainer.json", train("deep_trainer", {"--steps", "3"}), 1, {"trainer.json: line 1, column 101", said}},
+  });
+}
+
+TEST_F(BadInput, LongValues) {
+  const std::string name(5000, 'n'), value(100'000, 'v');
+  write("long.jsonl", "{\"" + value + value + "\": \"" + value + "\"}\n");
+  write("long.toml", value + " = 1\n");
+  check_cases({
+      {"option", train("x", {"--" + value, "1"}), 2, {"--vvv", "vvv: did you mean"}},
+      {"value", train("x", {"--lr", value}), 2, {"lr is 'vvv", "vvv': give a number"}},
+      {"word", train("x", {value}), 2, {"'vvv", "vvv' belongs to no option"}},
+      {"lines in a value", train("x", {"--lr", "1\n2"}), 2, {"lr is '1?2'"}},
+      {"key of a file", train("x", {"--config", at("long.toml")}), 2, {"long.toml:1: unknown option 'vvv"}},
+      {"JSON key", {"prepare", "--input", at("long.jsonl"), "--out", at("p")}, 1, {"line 1", "\"text\""}},
+      {"path", {"prepare", "--input", at(name), "--out", at("p")}, 2, {"/nnn", "nnn: the input does not exist"}},
+      {"path of a run", train(name), 1, {"run_dir /", "check the path and its rights"}},
+      {"path of a model", {"eval", "--model", at(name), "--data", at("data")}, 1, {"/nnn", "nnn: File name too long; check the path"}},
   });
 }
 

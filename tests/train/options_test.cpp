@@ -315,6 +315,11 @@ TEST_F(OptionsTest, TwoWaysToWriteADirectoryAreNoChange) {
   for (const char* same : {"X/", "./X", "X//.", "Y/../X/"})
     EXPECT_TRUE(changed(before, flat(train({"--data", same}))).empty());
   ASSERT_EQ(changed(before, flat(train({"--data", "/X"}))).size(), 1u);
+  EXPECT_TRUE(changed(before, flat(train({"--data", std::filesystem::absolute("X")}))).empty());
+  std::filesystem::create_directory(dir_ / "real");
+  std::filesystem::create_directory_symlink("real", dir_ / "link");
+  EXPECT_TRUE(changed(flat(train({"--model", dir_ / "real"})), flat(train({"--model", dir_ / "link/"}))).empty());
+  EXPECT_FALSE(changed(before, flat(train({"--data", "/X"})))[0].fixed);           // its hash decides
   EXPECT_EQ(changed(before, flat(train({"--data", "X", "--sample_prompt", "./a"}))).size(), 1u);
 }
 

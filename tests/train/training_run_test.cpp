@@ -311,9 +311,40 @@ TEST_F(TrainingRuns, RefusesOtherDataUnderTheSameName) {
   fs::rename(data, root + "/away");
   fs::rename(root + "/anew", data);
   EXPECT_THROW(TrainingRun(o, world).run(), UsageError);
-  fs::remove_all(data);
-  fs::rename(root + "/away", data);
+  fs::rename(data, root + "/anew");
+  o.data = root + "/anew";
+  EXPECT_THROW(TrainingRun(o, world).run(), UsageError);
+  // The same data elsewhere, or by another path, go on with the bits of a run that was left alone.
+  o.data = fs::relative(root + "/away");
   EXPECT_EQ(TrainingRun(o, world).run(), exit_requeue);
+  fs::rename(root + "/away", data);
+  o.data = data + "/.";
+  o.stop_after = 0;
+  EXPECT_EQ(TrainingRun(o, world).run(), 0);
+  TrainingRun(options("undisturbed"), world).run();
+  expect_same_run("undisturbed", "other_data", "step-00000010");
+}
+
+TEST_F(TrainingRuns, OneDocumentAloneIsTrainedWithoutEvaluation) {
+  std::ofstream(root + "/one.py") << std::string(4000, 'x');
+  PrepareOptions prepare_options;
+  prepare_options.inputs = {root + "/one.py"};
+  prepare_options.out = root + "/one";
+  prepare_options.tokenizer = root + "/data/tokenizer.model";
+  prepare(prepare_options);
+  Options o = options("one_run");
+  o.data = prepare_options.out;
+  o.given = {"eval_every"};
+  EXPECT_NE(sentence([&] { TrainingRun(o, world); }).find("leave eval_every out"), std::string::npos);
+  o.given = {};
+  o.stop_after = 5;
+  EXPECT_EQ(TrainingRun(o, world).run(), exit_requeue);
+  o.stop_after = 0;
+  EXPECT_EQ(TrainingRun(o, world).run(), 0);
+  for (const std::string& line : metrics("one_run")) EXPECT_EQ(line.find("eval"), std::string::npos) << line;
+  const std::string log = read_text(root + "/one_run/log.txt");
+  EXPECT_NE(log.find("nothing is held out"), std::string::npos);
+  EXPECT_EQ(log.find("eval_every was"), std::string::npos);
 }
 
 TEST_F(TrainingRuns, StopsAfterTooManyBadStepsWithTheCheckpointIntact) {
