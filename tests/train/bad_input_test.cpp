@@ -345,7 +345,10 @@ TEST_F(BadInput, LongValues) {
       {"JSON key", {"prepare", "--input", at("long.jsonl"), "--out", at("p")}, 1, {"line 1", "\"text\""}},
       {"path", {"prepare", "--input", at(name), "--out", at("p")}, 2, {"/nnn", "nnn: the input does not exist"}},
       {"path of a run", train(name), 1, {"run_dir /", "check the path and its rights"}},
-      {"path of a model", {"eval", "--model", at(name), "--data", at("data")}, 1, {"/nnn", "nnn: File name too long; check the path"}},
+      {"path of a model",
+       {"eval", "--model", at(name), "--data", at("data")},
+       1,
+       {"/nnn", "nnn: File name too long; check the path"}},
   });
 }
 

@@ -319,7 +319,7 @@ TEST_F(OptionsTest, TwoWaysToWriteADirectoryAreNoChange) {
   std::filesystem::create_directory(dir_ / "real");
   std::filesystem::create_directory_symlink("real", dir_ / "link");
   EXPECT_TRUE(changed(flat(train({"--model", dir_ / "real"})), flat(train({"--model", dir_ / "link/"}))).empty());
-  EXPECT_FALSE(changed(before, flat(train({"--data", "/X"})))[0].fixed);           // its hash decides
+  EXPECT_FALSE(changed(before, flat(train({"--data", "/X"})))[0].fixed);  // its hash decides
   EXPECT_EQ(changed(before, flat(train({"--data", "X", "--sample_prompt", "./a"}))).size(), 1u);
 }
 
