@@ -181,7 +181,8 @@ void beginning_and_evaluation(Communicator& group, Report& report, const Path& p
   char path_of[256] = "";
   if (dir) {
     ShardWriter shard(*dir / "val_000000.bin", {V, 0, {}});
-    shard.add_document(ids, no_target);
+    for (std::size_t i = 0; i < ids.size(); ++i) shard.add(std::span(ids).subspan(i, 1), no_target[i]);
+    shard.end_document();
     shard.finish();
     std::snprintf(path_of, sizeof path_of, "%s", dir->path().c_str());
   }
