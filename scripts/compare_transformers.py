@@ -4,7 +4,9 @@
 1. transformers -> onescale: models that save_pretrained wrote, in several shapes and settings.
 2. onescale -> transformers: the newest checkpoint of a run as it lies, and its bfloat16 export, on rows of its data.
    Both compare logits, loss, gradient norm and every gradient with PyTorch in float64 on the same weights.
-3. 500 steps of training from the same weights on the same rows with the same recipe: OUT/loss_curves.png.
+3. The whole gradient in bfloat16 at each instruction level of the processor, and of PyTorch's autocast, both against
+   float64: ours must not be farther.
+4. 500 steps of training from the same weights on the same rows with the same recipe: OUT/loss_curves.png.
 
 Any python3 >= 3.11 starts it; what it imports goes into .venv/ at the first start. The program must be built and the
 data of scripts/quickstart.sh prepared. OUT/files/tensors.txt lists every tensor, the table the worst ones.
@@ -154,6 +156,53 @@ def compare(title, directory, ids, labels):
         file.writelines([f"# {title}: relative L2, |ratio - 1|, tensor\n", *lines])
 
 
+def backpropagated(model, ids, labels, autocast=False):
+    """Every gradient of the mean loss, in float64."""
+    model.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        logits = model(input_ids=ids, use_cache=False).logits
+        cross_entropy((logits.float() if autocast else logits).flatten(0, 1), labels.flatten()).backward()
+    return {name: p.grad.double() for name, p in model.named_parameters()}
+
+
+def bfloat16():
+    shapes = [
+        {"n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 1024, "n_positions": 128},
+        {"n_embd": 384, "n_layer": 6, "n_head": 6, "vocab_size": 2048, "n_positions": 128, "multi_query": False},
+        {"n_embd": 256, "n_layer": 12, "n_head": 4, "vocab_size": 512, "n_positions": 256},
+    ]
+    levels = ["v3"] + ["v4"] * ("avx512vl" in Path("/proc/cpuinfo").read_text())
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    directory, batch, result = (FILES / name for name in ("bfloat16-model", "batch.safetensors", "result.safetensors"))
+    for number, (shape, uneven) in enumerate(itertools.product(shapes, (False, True)), 1):
+        torch.manual_seed(number)
+        model = GPTBigCodeForCausalLM(GPTBigCodeConfig(attn_implementation="sdpa", **shape, **no_dropout, **NO_SPECIAL))
+        if uneven:
+            blur(model, 0.5, 0.1)
+        model.save_pretrained(directory)
+        stream = torch.randint(shape["vocab_size"], (4, shape["n_positions"] + 1))
+        ids, labels = stream[:, :-1].contiguous(), stream[:, 1:].contiguous()
+        save_file({"input_ids": ids, "labels": labels}, batch)
+        autocast = backpropagated(model, ids, labels, autocast=True)
+        exact = backpropagated(model.double(), ids, labels)
+        together = torch.cat([g.flatten() for g in exact.values()])
+        error = lambda gradients: errors(torch.cat([gradients[name].flatten() for name in exact]), together)[0]
+        print(f"\n3.{number} bfloat16, {'uneven' if uneven else 'initial'} weights: {shape}", flush=True)
+        for level in levels:
+            onescale("gradients", model=directory, batch=batch, out=result, dtype="bfloat16", isa=level)
+            found = load_file(result)
+            row(f"whole gradient, relative L2 at {level}; the limit is autocast's",
+                error({name: found[f"grad.{name}"].double() for name in exact}), error(autocast))
+
+
+def blur(model, product_scale, other_scale):
+    """Biases and LayerNorm away from 0 and 1, weights that make attention uneven."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            product = p.ndim == 2 and ".wte." not in name and ".wpe." not in name
+            p.add_(torch.randn_like(p) * (product_scale / math.sqrt(p.shape[1]) if product else other_scale))
+
+
 def from_transformers():
     """Odd sizes, so that no tail of a loop goes unseen, and every setting that changes numbers."""
     odd = {"vocab_size": 211, "n_positions": 61, "n_embd": 60, "n_layer": 3, "n_inner": 77, **NO_SPECIAL}
@@ -167,10 +216,7 @@ def from_transformers():
     for number, (title, settings) in enumerate(cases, 1):
         torch.manual_seed(number)
         model = GPTBigCodeForCausalLM(GPTBigCodeConfig(**{**odd, **settings}))
-        with torch.no_grad():  # biases and LayerNorm away from 0 and 1, weights that make attention uneven
-            for name, p in model.named_parameters():
-                product = p.ndim == 2 and ".wte." not in name and ".wpe." not in name
-                p.add_(torch.randn_like(p) * (0.7 / math.sqrt(p.shape[1]) if product else 0.25))
+        blur(model, 0.7, 0.25)
         directory = FILES / f"transformers-{number}"
         model.save_pretrained(directory, max_shard_size="200KB" if "several" in title else "1GB")
         stream = torch.randint(odd["vocab_size"], (4, 38))
@@ -313,7 +359,7 @@ def draw(losses, gaps):
 
 
 def loss_curve():
-    print(f"\n3. {STEPS} steps of {ROWS} rows of {SEQ_LEN} tokens: {ARGS.data}", flush=True)
+    print(f"\n4. {STEPS} steps of {ROWS} rows of {SEQ_LEN} tokens: {ARGS.data}", flush=True)
     rows, start = Rows(ARGS.data, SEQ_LEN, SEED), FILES / "start"
     torch.manual_seed(SEED)
     config = GPTBigCodeConfig(vocab_size=rows.vocab_size, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0, **SHAPE)
@@ -343,6 +389,7 @@ def main():
     print(f"  {'what':66s}{'figure':>10s}{'limit':>10s}", flush=True)
     from_transformers()
     to_transformers()
+    bfloat16()
     loss_curve()
     print(f"\n{ARGS.out / 'loss_curves.png'} shows the curves; past their limits: {'; '.join(BROKEN) or 'none'}")
     sys.exit(bool(BROKEN))
