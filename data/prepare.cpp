@@ -112,6 +112,7 @@ struct Split {
   Vocabulary vocabulary;
   std::int64_t shard_tokens;
   SplitSummary& summary;
+  std::string* sources;  // of its documents, if wanted: a line each
   std::optional<ShardWriter> shard = {};
 
   void add(const std::vector<std::int32_t>& ids, std::size_t bytes, bool no_target) {
@@ -120,9 +121,10 @@ struct Split {
     summary.bytes += static_cast<std::int64_t>(bytes);
     summary.tokens += std::ssize(ids);
   }
-  void end_document() {
+  void end_document(const std::string& source) {
     shard->end_document();
     ++summary.documents;
+    if (sources) *sources += source + "\n";
     if (shard->tokens() >= shard_tokens) finish();
   }
   void finish() {
@@ -208,8 +210,9 @@ void encode_documents(const PrepareOptions& options, Documents& documents, const
   const int threads = options.threads > 0 ? options.threads : available_threads();
   const Vocabulary vocabulary{tokenizer.vocab_size(), tokenizer.eot(), tokenizer.hash()};
   summary.vocab_size = vocabulary.size;
-  Split train{dir + "/train_", vocabulary, options.shard_tokens, summary.train};
-  Split val{dir + "/val_", vocabulary, options.shard_tokens, summary.val};
+  std::string held_out;
+  Split train{dir + "/train_", vocabulary, options.shard_tokens, summary.train, nullptr};
+  Split val{dir + "/val_", vocabulary, options.shard_tokens, summary.val, &held_out};
   const auto report = begin_pass("encoding", options, documents);
   std::deque<Document> group;
   std::vector<Part> parts;
@@ -228,7 +231,7 @@ void encode_documents(const PrepareOptions& options, Documents& documents, const
       for (; begin != part; ++begin) {
         Split& split = is_validation(options, begin->document) ? val : train;
         split.add(begin->ids, begin->text.size(), begin->no_target);
-        if (begin->last) split.end_document();
+        if (begin->last) split.end_document(begin->document.source);
         bytes -= begin->text.size();
         begin->ids = {};
       }
@@ -246,6 +249,7 @@ void encode_documents(const PrepareOptions& options, Documents& documents, const
   encode_group();
   train.finish();
   val.finish();
+  write_text(dir + "/val_documents.txt", held_out);
 }
 
 }  // namespace

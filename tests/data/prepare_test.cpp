@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "data/batches.h"
 #include "data/documents.h"
@@ -86,9 +87,11 @@ TEST(Prepare, WritesWhatDecodesToTheDocuments) {
   EXPECT_EQ(summary.vocab_size, 330);
 
   std::multiset<std::string> expected, found;
+  std::map<std::string, std::string> text_of;
   std::int64_t bytes = 0;
   Documents documents(options.inputs, {});
-  documents.each([&](const Document& d) { expected.insert(d.text), bytes += std::ssize(d.text); });
+  documents.each(
+      [&](const Document& d) { expected.insert(d.text), text_of[d.source] = d.text, bytes += std::ssize(d.text); });
   ASSERT_EQ(expected.size(), 100U);
   int transformed = 0;
   std::int64_t train_tokens = 0, val_tokens = 0, val_bytes = 0;
@@ -99,9 +102,13 @@ TEST(Prepare, WritesWhatDecodesToTheDocuments) {
     transformed += mode != FimMode::none;
     train_tokens += std::ssize(ids);
   }
+  std::istringstream held_out(read_text(dir / "out/val_documents.txt"));
   for (const auto& ids : val) {
     const std::string text = restore(ids, t, mode);
     EXPECT_EQ(mode, FimMode::none);  // held-out text is plain
+    std::string source;
+    ASSERT_TRUE(std::getline(held_out, source));
+    EXPECT_EQ(text, text_of[source]) << source;
     found.insert(text);
     val_tokens += std::ssize(ids);
     for (const std::int32_t id : ids) val_bytes += t.byte_length(id);
