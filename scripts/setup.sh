@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages=(cmake ninja-build g++ pkg-config git python3 libdnnl-dev libopenmpi-dev openmpi-bin libsentencepiece-dev
-          libcli11-dev libgtest-dev nlohmann-json3-dev libxxhash-dev clang-format clang-tidy "$@")
+          libcli11-dev libgtest-dev nlohmann-json3-dev libxxhash-dev xz-utils clang-format clang-tidy "$@")
 
 fail() {
   echo "setup.sh: $*" >&2
