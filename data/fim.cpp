@@ -24,17 +24,25 @@ std::size_t snap(std::string_view text, std::size_t cut) {
 
 }  // namespace
 
-Philox document_draw(std::uint64_t seed, std::int64_t document, DocumentDraw what) {
+Philox document_draw(std::uint64_t seed, std::int64_t document, DocumentDraw what, std::int64_t piece) {
   const auto number = static_cast<std::uint64_t>(document);
-  return philox({static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32),
-                 static_cast<std::uint32_t>(what), static_cast<std::uint32_t>(Site::fim)},
-                seed);
+  return philox(
+      {static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32),
+       static_cast<std::uint32_t>(what) + 4 * static_cast<std::uint32_t>(piece), static_cast<std::uint32_t>(Site::fim)},
+      seed);
 }
 
-FimParts fim_split(std::string_view text, const FimRates& rates, std::uint64_t seed, std::int64_t document) {
-  const Philox mode = document_draw(seed, document, DocumentDraw::mode);
+std::size_t fim_piece(std::string_view text, std::int64_t bytes) {
+  if (bytes <= 0 || static_cast<std::size_t>(bytes) >= text.size()) return text.size();
+  const std::size_t line_end = text.find('\n', static_cast<std::size_t>(bytes) - 1);
+  return line_end == text.npos ? text.size() : line_end + 1;
+}
+
+FimParts fim_split(std::string_view text, const FimRates& rates, std::uint64_t seed, std::int64_t document,
+                   std::int64_t piece) {
+  const Philox mode = document_draw(seed, document, DocumentDraw::mode, piece);
   if (!happens(rates.fim, mode[0])) return {FimMode::none, text, {}, {}};
-  const Philox draw = document_draw(seed, document, DocumentDraw::cuts);
+  const Philox draw = document_draw(seed, document, DocumentDraw::cuts, piece);
   std::size_t a = snap(text, below(text.size() + 1, draw[0], draw[1]));
   std::size_t b = snap(text, below(text.size() + 1, draw[2], draw[3]));
   if (a > b) std::swap(a, b);

@@ -1,5 +1,6 @@
-// Fill-in-the-middle (Bavarian et al. 2022) of whole documents, before they are packed. Cuts lie on bytes and, in UTF-8
-// text, never inside a character; the three parts are encoded separately and together are the document.
+// Fill-in-the-middle (Bavarian et al. 2022) of documents, or of pieces of them, before they are packed. Cuts lie on
+// bytes and, in UTF-8 text, never inside a character; the three parts are encoded separately and together are the
+// piece.
 #pragma once
 
 #include <cstdint>
@@ -11,31 +12,37 @@
 
 namespace onescale {
 
-// Draws for document number `document` are philox({document low word, high word, what, Site::fim}, seed).
+// Draws for a piece of document number `document` are philox({document low word, high word, what + 4 * piece,
+// Site::fim}, seed).
 enum class DocumentDraw : std::uint32_t { mode = 0, cuts = 1, split = 2 };
-Philox document_draw(std::uint64_t seed, std::int64_t document, DocumentDraw what);
+Philox document_draw(std::uint64_t seed, std::int64_t document, DocumentDraw what, std::int64_t piece = 0);
 // Whether a word of a draw falls to an event of this probability.
 inline bool happens(double rate, std::uint32_t word) {
   return static_cast<double>(word) < rate * 4294967296.0;
 }
 
 struct FimRates {
-  double fim = 0.5;  // documents that are transformed
+  double fim = 0.5;  // pieces that are transformed
   double spm = 0.5;  // of these: suffix first
 };
 
 enum class FimMode : std::uint8_t { none, psm, spm };
 
-// document = prefix + middle + suffix, each possibly empty; with mode none the document is `prefix`.
+// piece = prefix + middle + suffix, each possibly empty; with mode none the piece is `prefix`.
 struct FimParts {
   FimMode mode = FimMode::none;
   std::string_view prefix, middle, suffix;
 };
 
-// Whether and where a document is cut: a function of (seed, document number, its bytes).
-FimParts fim_split(std::string_view text, const FimRates& rates, std::uint64_t seed, std::int64_t document);
+// Where the first piece of `text` ends: with the first line that ends after `bytes` or more of them, or with the text;
+// 0 bytes: with the text.
+std::size_t fim_piece(std::string_view text, std::int64_t bytes);
 
-// One stretch of a transformed document: a special id, or text to encode when id is -1.
+// Whether and where a piece is cut: a function of (seed, document number, the piece's number in it, its bytes).
+FimParts fim_split(std::string_view text, const FimRates& rates, std::uint64_t seed, std::int64_t document,
+                   std::int64_t piece = 0);
+
+// One stretch of a transformed piece: a special id, or text to encode when id is -1.
 struct FimSegment {
   std::int32_t id = -1;
   std::string_view text;

@@ -43,6 +43,7 @@ Json settings_of(const PrepareOptions& options, const Documents& documents, cons
   settings.set("val_share", options.validation_share);
   settings.set("fim_rate", options.fim.fim);
   settings.set("fim_spm_rate", options.fim.spm);
+  settings.set("fim_bytes", options.fim_bytes);
   settings.set("seed", str(options.seed));
   settings.set("shard_tokens", options.shard_tokens);
   return settings;
@@ -164,12 +165,19 @@ void cut(std::vector<Part>& parts, const Document& document, const PrepareOption
     add(text.substr(0, document.prompt_bytes), true);
     add(text.substr(document.prompt_bytes));
   } else {
-    const FimParts fim = fim_split(text, options.fim, options.seed, document.number);
-    train.psm += fim.mode == FimMode::psm;
-    train.spm += fim.mode == FimMode::spm;
-    for (const FimSegment& segment : fim_segments(fim, tokenizer)) {
-      if (segment.id >= 0) parts.push_back({document, {}, false, {segment.id}});
-      add(segment.text);
+    std::string_view rest = text;
+    for (std::int64_t piece = 0; !rest.empty(); ++piece) {
+      const std::size_t end = fim_piece(rest, options.fim_bytes);
+      const FimParts fim = fim_split(rest.substr(0, end), options.fim, options.seed, document.number, piece);
+      rest.remove_prefix(end);
+      train.psm += fim.mode == FimMode::psm;
+      train.spm += fim.mode == FimMode::spm;
+      for (const FimSegment& segment : fim_segments(fim, tokenizer)) {
+        if (segment.id >= 0) parts.push_back({document, {}, false, {segment.id}});
+        add(segment.text);
+      }
+      // What is filled in has an end, also where the document goes on.
+      if (fim.mode != FimMode::none && !rest.empty()) parts.push_back({document, {}, false, {tokenizer.eot()}});
     }
   }
   parts.back().last = true;

@@ -28,6 +28,7 @@ struct PrepareOptions {
   std::int64_t tokenizer_bytes = 64'000'000;  // of text that one is trained on, in whole documents; held in memory
   double validation_share = 0.05;             // of all documents but the first, which is never held out
   FimRates fim;                               // acts on training documents only: loss on held-out text stays comparable
+  std::int64_t fim_bytes = 0;                 // of the pieces that it rearranges, see fim_piece()
   std::uint64_t seed = 0;
   int threads = 0;                          // 0: all processors; the result does not depend on it
   std::int64_t shard_tokens = 100'000'000;  // a shard ends with the document that reaches this
@@ -38,7 +39,7 @@ struct SplitSummary {
   std::int64_t documents = 0;
   std::int64_t bytes = 0;         // of text
   std::int64_t tokens = 0;        // with special ones
-  std::int64_t psm = 0, spm = 0;  // documents transformed
+  std::int64_t psm = 0, spm = 0;  // documents, or pieces of them, transformed
   std::int64_t shards = 0;
 };
 
@@ -52,9 +53,10 @@ struct PrepareSummary {
 
 // Writes OUT/tokenizer.model, OUT/train_000000.bin ..., OUT/val_000000.bin ... with their sidecars (data/shard.h),
 // OUT/val_documents.txt: the sources of what is held out, a line each, and OUT/prepare.json: the settings and the
-// summary. Each document is <|endoftext|> and its ids. All of it is written beside OUT and renamed at the end, so OUT
-// is whole or absent. An OUT that exists is reused if prepare.json shows the same inputs and settings, else refused
-// (UsageError).
+// summary. Each document is <|endoftext|> and its
+// ids; where it goes on after a piece that was rearranged, another <|endoftext|> stands. All of it is written beside
+// OUT and renamed at the end, so OUT is whole or absent. An OUT that exists is reused if prepare.json shows the same
+// inputs and settings, else refused (UsageError).
 PrepareSummary prepare(const PrepareOptions& options);
 
 }  // namespace onescale

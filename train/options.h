@@ -61,6 +61,7 @@ struct Options {
   std::vector<std::string> input, pattern = {"*"};
   std::string out, tokenizer;
   double val_share = 0.01, fim_rate = 0, fim_spm_rate = 0.5;
+  std::int64_t fim_bytes = 0;
   std::int64_t tokenizer_mb = 64, shard_tokens = 100'000'000;
 
   // eval, generate, gradients

@@ -113,6 +113,7 @@ const std::vector<Option>& option_table() {
       {"tokenizer_mb", &O::tokenizer_mb, "p", "MB of text that one is trained on: whole documents that the seed chooses", 1, 1 << 20},
       {"val_share", &O::val_share, "p", "share of documents held out", 0, below_one},
       {"fim_rate", &O::fim_rate, "p", "share of documents rearranged for filling in", 0, 1},
+      {"fim_bytes", &O::fim_bytes, "p", "rearranged in pieces of so many bytes and the rest of a line; 0: whole", 0, counts},
       {"fim_spm_rate", &O::fim_spm_rate, "p", "share of those in suffix-prefix-middle order", 0, 1},
       {"shard_tokens", &O::shard_tokens, "p", "tokens of a shard file", 1024, counts},
       {"split", &O::split, "e", "which documents to evaluate", 0, 0, "train|val"},

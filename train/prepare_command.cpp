@@ -28,6 +28,7 @@ int prepare_command(const Options& options) {
   prepare_options.tokenizer_bytes = options.tokenizer_mb * 1'000'000;
   prepare_options.validation_share = options.val_share;
   prepare_options.fim = {options.fim_rate, options.fim_spm_rate};
+  prepare_options.fim_bytes = options.fim_bytes;
   prepare_options.seed = static_cast<std::uint64_t>(options.seed);
   prepare_options.threads = static_cast<int>(options.threads);
   prepare_options.shard_tokens = options.shard_tokens;

@@ -153,6 +153,53 @@ TEST(Prepare, HeldOutDocumentsAreThoseOfTheirDraws) {
   }
 }
 
+// Each piece, of 40 bytes and the rest of its line, is rearranged by draws of its own and ends with an end of text.
+TEST(Prepare, FillsInWithinPieces) {
+  TempDir dir;
+  std::mt19937 random(2);
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += std::string(random() % 30, static_cast<char>('a' + i % 26)) + "\n";
+  write_bytes(dir / "tree/one.txt", text + "no line end");
+  write_bytes(dir / "model", tiny_tokenizer().model());
+  PrepareOptions options = options_of(dir, "out");
+  options.tokenizer = dir / "model";
+  options.shard_tokens = 1 << 20;
+  options.fim_bytes = 40;
+  const PrepareSummary summary = prepare(options);
+  EXPECT_EQ(summary.train.documents, 1);
+  const Tokenizer& t = tiny_tokenizer();
+  const auto documents = documents_of(options.out, "train", t);
+  ASSERT_EQ(documents.size(), 1U);
+  std::string restored;
+  std::int64_t rearranged = 0;
+  for (auto begin = documents[0].begin(), end = documents[0].end(); begin != end;) {
+    const auto stop = std::find(begin + 1, end, t.eot());
+    // What lies between two ends of text is plain pieces, then one that is rearranged.
+    const auto fim = std::find(begin, stop, t.fim_prefix());
+    restored += t.decode(std::vector<std::int32_t>(begin, fim));
+    if (fim != stop) {
+      FimMode mode{};
+      std::vector<std::int32_t> piece(fim, stop);
+      piece.insert(piece.begin(), t.eot());
+      const std::string part = restore(piece, t, mode);
+      restored += part;
+      ++rearranged;
+      const bool last = stop == end;
+      if (!last) {
+        EXPECT_EQ(part.back(), '\n');
+        EXPECT_GE(part.size(), 40U);
+        EXPECT_LT(part.size(), 40U + 30U);
+      }
+    }
+    begin = stop;
+  }
+  EXPECT_EQ(restored, text + "no line end");
+  EXPECT_EQ(rearranged, summary.train.psm + summary.train.spm);
+  // Pieces are some 55 bytes; half of them are rearranged, within four standard deviations.
+  const double pieces = static_cast<double>(text.size()) / 55;
+  EXPECT_NEAR(static_cast<double>(rearranged), pieces / 2, 2 * std::sqrt(pieces) + 6);
+}
+
 TEST(Prepare, IsTheSameForAnyNumberOfThreads) {
   TempDir dir;
   write_tree(dir);
