@@ -8,7 +8,7 @@ config=configs/quickstart.toml
 run=runs/quickstart data=runs/quickstart-data
 onescale=build/release/onescale
 limit=450 # seconds of all of it on two cores; training gets what the steps before it leave
-tail=25   # seconds of what follows training
+tail=12   # seconds of what follows training
 
 step() { printf '\n== %s\n' "$*"; }
 show() {
@@ -45,7 +45,7 @@ if [[ ${steps:-$unplanned} -eq $unplanned ]]; then
   train --steps $unplanned --max_minutes "$(minutes $(((limit - tail - SECONDS) / 2)))"
   took=$((SECONDS - start)) remain=$((limit - tail - SECONDS))
   reached=$(trained)
-  decay=$(((reached - ${before:-0}) * (remain > took / 2 ? remain : took) * 19 / 20 / took))
+  decay=$(((reached - ${before:-0}) * (remain > took / 2 ? remain : took) * 17 / 20 / took))
   steps=$((reached + decay))
 fi
 step 'train: the second half, to a rate of 0'
@@ -61,12 +61,15 @@ prompt='def read_lines(path):
 show $onescale generate --model $run --prompt "$prompt" --max_new_tokens 60 --temperature 0.5
 
 step 'fill in'
-show $onescale generate --model $run --infill --prompt 'def add(a, b):
-    return' --suffix '
+show $onescale generate --model $run --infill --prompt 'class Point:
+    def __init__(self, x, y):
+        self.x = x
+        ' --suffix '
 
-def subtract(a, b):
-    return a - b
-' --max_new_tokens 24 --temperature 0.2
+    def move(self, x, y):
+        self.x = x
+        self.y = y
+' --max_new_tokens 16 --temperature 0
 
 step 'what it learnt'
 /usr/bin/python3 - $run <<'PYTHON'
