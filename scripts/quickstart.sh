@@ -10,6 +10,7 @@ onescale=build/release/onescale
 limit=450 # seconds of all of it on two cores; training gets what the steps before it leave
 tail=12   # seconds of what follows training
 
+trap 'exit 130' INT TERM # the program saves and ends with 75, as when its time is up
 step() { printf '\n== %s\n' "$*"; }
 show() {
   printf '$ %s\n' "${*@Q}" >&2
@@ -46,6 +47,8 @@ if [[ ${steps:-$unplanned} -eq $unplanned ]]; then
   took=$((SECONDS - start)) remain=$((limit - tail - SECONDS))
   reached=$(trained)
   decay=$(((reached - ${before:-0}) * (remain > took / 2 ? remain : took) * 17 / 20 / took))
+  warmup=$(setting warmup_steps)
+  if [[ $reached -lt $warmup ]]; then decay=$((reached + decay > warmup ? reached + decay - warmup : 1)) reached=$warmup; fi
   steps=$((reached + decay))
 fi
 step 'train: the second half, to a rate of 0'
