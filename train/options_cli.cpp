@@ -119,7 +119,7 @@ class TomlFile {
 
   std::string read_value(const Option& option) {
     const bool quoted = text_[at_] == '"' || text_[at_] == '\'';
-    const std::string value = quoted ? read_string() : read_word(" \t\r\n,[]#\"'", false);
+    std::string value = quoted ? read_string() : read_word(" \t\r\n,[]#\"'", false);
     const bool text_wanted = option.is<std::string>() || option.is<Texts>();
     skip(false);
     if (quoted && !std::strchr(",]\n", text_[at_]))

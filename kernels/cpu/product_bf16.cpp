@@ -219,7 +219,7 @@ class Part {
     if (product_.bf16 == Bf16::tiles) {
       static constexpr std::array multiply = {multiply_tiles<false, false>, multiply_tiles<false, true>,
                                               multiply_tiles<true, false>, multiply_tiles<true, true>};
-      multiply[static_cast<std::size_t>((rows > tile ? 2 : 0) + (columns > tile ? 1 : 0))](sums, sums_row, a, b,
+      multiply[(rows > tile ? 2u : 0u) + (columns > tile ? 1u : 0u)](sums, sums_row, a, b,
                                                                                            blocks);
       if (direct) return;
     } else {

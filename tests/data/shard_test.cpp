@@ -301,7 +301,8 @@ TEST(Shard, IdsAreOfItsOwnVocabulary) {
   add_document(writer, std::vector<std::int32_t>{1, 2, 3});
   writer.finish();
   std::string bytes = read_text(dir / "a.bin");
-  set32(bytes, 256 + 1, 1000);
+  const std::uint16_t id = 1000;
+  std::memcpy(bytes.data() + 1028, &id, 2);
   write_bytes(dir / "a.bin", bytes);
   const Shard shard(dir / "a.bin", vocabulary(1024));
   std::array<std::int32_t, 3> ids{};
