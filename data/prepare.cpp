@@ -271,6 +271,7 @@ PrepareSummary prepare(const PrepareOptions& options) {
   share("fim_rate", options.fim.fim, 1);
   share("fim_spm_rate", options.fim.spm, 1);
   check_usage(!options.out.empty(), "No output directory was given: name one with out.");
+  check_usage(options.tokenizer_bytes > 0, "tokenizer_bytes is ", options.tokenizer_bytes, " but must be positive.");
   check_usage(options.shard_tokens > 0, "shard_tokens is ", options.shard_tokens, " but must be positive.");
   Documents documents(options.inputs, options.patterns);
   std::optional<Tokenizer> tokenizer;

@@ -53,10 +53,9 @@ struct PrepareSummary {
 
 // Writes OUT/tokenizer.model, OUT/train_000000.bin ..., OUT/val_000000.bin ... with their sidecars (data/shard.h),
 // OUT/val_documents.txt: the sources of what is held out, a line each, and OUT/prepare.json: the settings and the
-// summary. Each document is <|endoftext|> and its
-// ids; where it goes on after a piece that was rearranged, another <|endoftext|> stands. All of it is written beside
-// OUT and renamed at the end, so OUT is whole or absent. An OUT that exists is reused if prepare.json shows the same
-// inputs and settings, else refused (UsageError).
+// summary. Each document is <|endoftext|> and its ids; where it goes on after a piece that was rearranged, another
+// <|endoftext|> stands. All of it is written beside OUT and renamed at the end, so OUT is whole or absent. An OUT that
+// exists is reused if prepare.json shows the same inputs and settings, else refused (UsageError).
 PrepareSummary prepare(const PrepareOptions& options);
 
 }  // namespace onescale

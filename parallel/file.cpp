@@ -22,13 +22,15 @@ namespace fs = std::filesystem;
 constexpr std::int64_t largest_call = 1 << 30;  // one read or write moves less than 2 GiB
 
 // Its owner, as long as it lives, holds a lock on it, which is seen from other machines and containers too, where the
-// file system has locks.
+// file system has locks. Without one, it may be younger than the moment in which its owner takes it.
 bool abandoned(const fs::path& partial, pid_t owner) {
   const int descriptor = ::open(partial.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) return false;
   const bool free = ::flock(descriptor, LOCK_SH | LOCK_NB) == 0, held = !free && errno == EWOULDBLOCK;
+  struct stat status {};
+  const bool old = ::fstat(descriptor, &status) == 0 && status.st_mtime + 600 < ::time(nullptr);
   ::close(descriptor);
-  if (owner == ::getpid()) return free;  // a process of before had the same number
+  if (free && (old || owner == ::getpid())) return true;  // a process of before had the same number
   return !held && ::kill(owner, 0) != 0 && errno == ESRCH;
 }
 

@@ -16,7 +16,7 @@ build() { cmake --build --preset release --target "$1" >/dev/null || fail "the t
 if [[ ${1:-} == --products ]]; then
   shift
   isa=v3
-  if /lib64/ld-linux-x86-64.so.2 --help | grep -q 'x86-64-v4 (supported'; then isa=v4; fi
+  if [[ $(/lib64/ld-linux-x86-64.so.2 --help) == *'x86-64-v4 (supported'* ]]; then isa=v4; fi
   if [[ ${1:-} == --isa ]]; then isa=$2 && shift 2; fi
   build "products_bench_$isa"
   if [[ $isa == v3 ]]; then export ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2; fi

@@ -85,7 +85,7 @@ echo "held out: $(cat $run/eval.txt)"
 held_out=$(xargs -d '\n' cat <$data/val_documents.txt | wc -c)
 xargs -d '\n' cat <$data/val_documents.txt | xz -9 | wc -c |
   awk -v bytes="$held_out" '{ printf "xz -9 of the same files, all at once: %.4f bits per byte\n", $1 * 8 / bytes }'
-[[ $code -eq 0 ]] || echo "The time of $((limit / 60)) minutes was up before the last step: the same command goes on."
+[[ $code -eq 0 ]] || echo "The time of $limit seconds was up before the last step: the same command goes on."
 cat <<EOF2
 
 The run lies in $run: metrics.jsonl, log.txt, config.toml, checkpoints. It took $SECONDS s.

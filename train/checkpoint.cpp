@@ -206,7 +206,7 @@ std::vector<std::string> prune_checkpoints(const std::string& run_dir, std::int6
   try {
     remove_temporaries(root);
   } catch (const fs::filesystem_error& e) {
-    failures.emplace_back(e.what());
+    failures.push_back(brief(e.what()));
   }
   std::int64_t kept = 1;
   for (auto it = steps.rbegin(); it != steps.rend(); ++it) {

@@ -41,8 +41,8 @@ std::string duration_text(double seconds);  // "42s", "1m 05s", "2h 03m"
 void check_output();
 
 // Lines of standard output and of DIR/log.txt (which gets a time before each; that it cannot be written is said on
-// standard output, once, and ends nothing). On a terminal the progress line is
-// rewritten in place; elsewhere one that is due is printed as a line.
+// standard output, once, and ends nothing). On a terminal the progress line is rewritten in place; elsewhere one that
+// is due is printed as a line.
 class Log {
  public:
   // dir "": standard output alone. terminal: usually isatty(1).

@@ -56,8 +56,9 @@ double combined_peak(const std::vector<RankPeak>& ranks) {
 }
 
 std::string idle_cpus(const Options& options, const Launch& launch, Communicator& world) {
-  if (options.threads > 0 || !launch.source.starts_with("Open MPI")) return "";
-  const std::vector<Place> all = world.exchange(Place::here());
+  if (!launch.source.starts_with("Open MPI")) return "";
+  const std::vector<Place> all = world.exchange(Place::here());  // all ranks, whatever the options of each
+  if (options.threads > 0) return "";
   cpu_set_t bound = all[0].cpus, launchers{};  // mpirun, the parent of its ranks, is not bound itself
   for (const Place& place : all) {
     if (place.host_name() == all[0].host_name()) CPU_OR(&bound, &bound, &place.cpus);

@@ -40,8 +40,8 @@ RunDirectory::RunDirectory(const std::string& path) : path_(path) {
   check(unlocked != EWOULDBLOCK, "run_dir ", path,
         " is in use by another process; wait for it or give another run_dir");
   if (unlocked != 0)  // Lustre and NFS may be mounted without locks
-    warning_ = str("run_dir ", path, " is not locked (", std::strerror(unlocked),
-                   "): see to it that no other process uses it");
+    warning_ = brief("run_dir ", path, " is not locked (", std::strerror(unlocked),
+                     "): see to it that no other process uses it");
   for (const char* name : {"/config.toml", "/metrics.jsonl"}) remove_abandoned(path + name);
 }
 

@@ -52,7 +52,8 @@ struct Measured {
   std::vector<double> losses;  // of each step
   std::string replicas;        // what check_replicas found after the last step; empty: all copies are equal
 };
-// The case's steps in this layout of the first ranks; nothing on the others. Every rank of `world` calls it.
+// The case's steps in this layout of the first ranks; nothing on the others. Every rank of the layout calls it, others
+// may.
 Measured measure(Communicator& world, const Layout& layout, const VerifyCase& c);
 // The same on rank 0 alone, the whole batch at once.
 Measured measure_alone(Communicator& world, VerifyCase c);

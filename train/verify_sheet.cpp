@@ -38,7 +38,7 @@ Judge Sheet::exactly(VerifyCase c, double right) const {
     }
     // In float32 only the order of additions differs. bfloat16 keeps 8 bits and layouts round at other places: a ratio
     // averages that, over 20 elements in the smallest vectors, the error of a tensor does not.
-    // reduce_dtype bfloat16 rounds what each rank adds, or each sum of some, by up to 2^-9.
+    // reduce_dtype bfloat16 rounds what each rank adds, or each sum of some, by up to 2^-8.
     const bool rounds = c.options.dtype == "bfloat16", wire = c.options.reduce_dtype == "bfloat16";
     const double near = rounds ? 2e-2 : wire ? 1e-2 : 1e-5, loss = rounds ? 1e-2 : 1e-5;
     const StepResult &ours = m.result, &ref = exact.result;

@@ -22,8 +22,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 // The sums over `depth` of k that a tile computes, of a panel of a and one of b. Beside them it may fetch lines of
 // memory that will be packed soon, a line for every four k, so that those on their way stay few: (i % 16, i / 16) lies
-// at from
-// + i % 16 * row + i / 16 * line bytes. Its arithmetic hides that.
+// at from + i % 16 * row + i / 16 * line bytes. Its arithmetic hides that.
 struct Step {
   int64_t k, depth;
   const float *a = nullptr, *b = nullptr;

@@ -1,6 +1,6 @@
 // Matrix products by our own blocked loops (Goto and van de Geijn 2008): both operands are packed into panels, and a
-// tile of the result is summed in registers. An element's sum runs over k in order, cut at the same places whatever M,
-// N and the number of threads are: the same bits for any of them.
+// tile of the result is summed in registers. An element's sum is cut at the same places whatever M, N and the number of
+// threads are: the same bits for any of them. It runs over k in order but where pairs of bfloat16 are multiplied.
 #pragma once
 
 #include <cstdint>

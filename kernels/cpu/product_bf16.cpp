@@ -219,8 +219,8 @@ class Part {
     if (product_.bf16 == Bf16::tiles) {
       static constexpr std::array multiply = {multiply_tiles<false, false>, multiply_tiles<false, true>,
                                               multiply_tiles<true, false>, multiply_tiles<true, true>};
-      multiply[(rows > tile ? 2u : 0u) + (columns > tile ? 1u : 0u)](sums, sums_row, a, b,
-                                                                                           blocks);
+      const std::size_t shape = (rows > tile ? 2u : 0u) + (columns > tile ? 1u : 0u);
+      multiply[shape](sums, sums_row, a, b, blocks);
       if (direct) return;
     } else {
       multiply_vectors(own, a, b, blocks, rows);

@@ -2,9 +2,7 @@
 // the same on every machine, so a sum over lanes is too.
 #pragma once
 
-#if defined(__AVX2__)
 #include <immintrin.h>
-#endif
 
 #include <bit>
 #include <cstdint>

@@ -23,10 +23,8 @@ struct Philox16Parts {
 [[gnu::always_inline]] inline Wide multiply_low(Wide a, std::uint32_t b) {
 #if defined(__AVX512F__)
   return std::bit_cast<Wide>(_mm512_maskz_mul_epu32(0xff, std::bit_cast<__m512i>(a), _mm512_set1_epi64(b)));
-#elif defined(__AVX2__)
-  return std::bit_cast<Wide>(_mm256_mul_epu32(std::bit_cast<__m256i>(a), _mm256_set1_epi64x(b)));
 #else
-  return (a & 0xffffffffu) * b;
+  return std::bit_cast<Wide>(_mm256_mul_epu32(std::bit_cast<__m256i>(a), _mm256_set1_epi64x(b)));
 #endif
 }
 

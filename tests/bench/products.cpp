@@ -168,8 +168,7 @@ int main(int argc, char** argv) {
   if (count > 0) {
     std::printf(
         "against the best form of oneDNN: geometric mean %.3f, smallest %.3f; ours: geometric mean %.0f GFLOP/s, %.3f "
-        "of "
-        "the peak\n",
+        "of the peak\n",
         std::exp(log_ratio / count), worst, std::exp(log_rate / count), std::exp(log_share / count));
   }
 }

@@ -146,8 +146,8 @@ TEST(Tokenizer, EveryByteIsKeptHoweverLongTheText) {
   }
 }
 
-// A text of a million different words, as encoded bytes are, is as good as one of few: enough of them are taken, in
-// bounded time.
+// A text of a hundred thousand different words, as encoded bytes are, is as good as one of few: enough of them are
+// taken, in bounded time.
 TEST(Tokenizer, AnyNumberOfWordsIsEnough) {
   WordCounts words;
   std::mt19937_64 random(1);
