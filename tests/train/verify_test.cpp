@@ -28,8 +28,8 @@ struct Other {
       for (float& x : g) x = static_cast<float>(x * factor);
     norm *= factor;
   }
-  // {exit code, what is printed}; names with or without "grad.transformer.".
-  std::pair<int, std::string> verify(bool prefix = true) {
+  // The file of another trainer; names with or without "grad.transformer.".
+  void write(bool prefix = true) const {
     const ParameterTable& table = golden.source.table();
     std::vector<StoredTensor> tensors = {{"grad_norm", FileType::F64, {1}}};
     for (const Parameter& p : table.parameters)
@@ -38,6 +38,10 @@ struct Other {
     writer.write_bytes(&norm, sizeof norm);
     for (const std::vector<float>& g : gradient) writer.write(g.data(), static_cast<std::int64_t>(g.size()));
     writer.close();
+  }
+  // {exit code, what is printed}.
+  std::pair<int, std::string> verify(bool prefix = true) const {
+    write(prefix);
     World world;
     testing::internal::CaptureStdout();
     const int code = verify_command(options, world);
@@ -192,6 +196,19 @@ TEST(VerifyCommandSlow, KnowsReduceDtype) {
   const auto [code, seconds, text] = run_job(MPIRUN " -n 2 " ONESCALE " verify --config " + dir / "c.toml", true);
   EXPECT_EQ(code, 0) << text;
   EXPECT_EQ(count(text, "all figures are right"), 1) << text;
+}
+
+TEST(VerifyAgainst, KnowsReduceDtype) {
+  Other other("wide_mqa");
+  const std::string job = MPIRUN " -n 2 " ONESCALE " verify --reduce_dtype bfloat16 --model " + other.options.model +
+                          " --batch " + other.options.batch + " --against " + other.options.against;
+  other.write();
+  const auto [code, seconds, text] = run_job(job, true);
+  EXPECT_EQ(code, 0) << text;
+  EXPECT_EQ(count(text, "agrees"), 7) << text;
+  other.scale(1.02);  // more than any rounding to 8 bits
+  other.write();
+  EXPECT_NE(run_job(job, true).code, 0);
 }
 
 TEST(VerifyModel, ABatchWithoutTargetsProvesNothing) {
