@@ -208,7 +208,10 @@ TEST(VerifyAgainst, KnowsReduceDtype) {
   EXPECT_EQ(count(text, "agrees"), 7) << text;
   other.scale(1.02);  // more than any rounding to 8 bits
   other.write();
-  EXPECT_NE(run_job(job, true).code, 0);
+  const Ended wrong = run_job(job, true);
+  EXPECT_EQ(wrong.code, 1) << wrong.error;
+  EXPECT_EQ(count(wrong.error, "agrees"), 0) << wrong.error;
+  EXPECT_EQ(count(wrong.error, "the gradients' own factor"), 1) << wrong.error;
 }
 
 TEST(VerifyModel, ABatchWithoutTargetsProvesNothing) {
