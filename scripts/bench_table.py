@@ -120,7 +120,9 @@ def main():
     settings = {"ours": args.dtype} | ({"float32": "float32"} if args.dtype == "bfloat16" else {})
     if not args.no_peer:
         held = HELD_TO_AVX2 if args.isa == "v3" else {}
-        python, fast = environment(args.venv), {"LD_PRELOAD": preload()} | held
+        # A cache for each level: compiled code of one was taken for the other's, and failed.
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(ROOT / f"build/bench/inductor-{args.isa}")}
+        python, fast = environment(args.venv), {"LD_PRELOAD": preload()} | cache | held
         settings |= {"eager": (False, fast), "compiled": (True, fast), "default": (False, held)}
     print(f"{args.dtype}, isa {args.isa}; tokens/s of the fastest step, {args.rounds} rounds; limit: the ratio if each of our operations took what its\n"
           "FLOPs take at the measured peak, or its bytes at the measured bandwidth; MiB: peak resident memory, PyTorch's the smallest of its settings")
