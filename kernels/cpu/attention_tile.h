@@ -73,8 +73,8 @@ struct Seen {
 
 // Which of sixteen keys from `key` on a row sees.
 [[gnu::always_inline]] inline i16x visible_lanes(const Seen& row, std::int64_t key) {
-  return (lane_order >= static_cast<std::int32_t>(row.lo - key)) &
-         (lane_order < static_cast<std::int32_t>(row.hi - key));
+  return ~less(load(lane_order), splat(static_cast<std::int32_t>(row.lo - key))) &
+         less(load(lane_order), splat(static_cast<std::int32_t>(row.hi - key)));
 }
 
 // Fills one entry a row and one a group of register_rows rows, and returns the whole.
@@ -175,8 +175,7 @@ void pack_transposed(float* dst, std::int64_t rows, std::int64_t d, RowOf&& row)
       for (std::int64_t j = 0; j < n; ++j) from[j] = r + j < rows ? part.load(row(r + j) + i) : f16x{};
       for (std::int64_t at = 0; at < std::min(lanes, d - i); at += n) {
         vec square[n];
-        for (std::int64_t j = 0; j < n; ++j)
-          std::memcpy(&square[j], reinterpret_cast<const char*>(&from[j]) + 4 * at, sizeof(vec));
+        for (std::int64_t j = 0; j < n; ++j) square[j] = from[j].part[at / n];
         transpose(square);
         float* to = dst + (i + at) * key_block + r;
         for (std::int64_t j = 0; j < std::min(n, d - i - at); ++j) set(to + j * key_block, square[j]);
@@ -201,10 +200,10 @@ class KeyDropout {
     const std::int32_t position = d_.positions.as<std::int32_t>()[b * d_.positions.dim(1) + query];
     const Philox first = dropout_counter(d_.site, d_.layer, d_.step, d_.first_row + b, position,
                                          attention_group(d_.first_head + head, key));
-    const u16x counter[4] = {splat(first[0]) + group_order, splat(first[1]), splat(first[2]), splat(first[3])};
+    const u16x counter[4] = {splat(first[0]) + load(group_order), splat(first[1]), splat(first[2]), splat(first[3])};
     return by_element(philox16(counter, d_.seed));
   }
-  [[gnu::always_inline]] i16x keep(u16x word) const { return word >= threshold_; }
+  [[gnu::always_inline]] i16x keep(u16x word) const { return ~less(word, splat(threshold_)); }
 
  private:
   const Dropout& d_;

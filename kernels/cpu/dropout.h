@@ -16,16 +16,16 @@ class TokenDropout {
   void start(std::int64_t token) {
     const Philox first = dropout_counter(d_.site, d_.layer, d_.step, d_.first_row + token / d_.positions.dim(1),
                                          d_.positions.as<std::int32_t>()[token], 0);
-    counter_[0] = group_order;
+    counter_[0] = load(group_order);
     for (std::size_t word = 1; word < 4; ++word) counter_[word] = splat(first[word]);
   }
   [[gnu::always_inline]] f16x at(std::int64_t i, f16x v) {
     const std::int64_t part = i / lanes % 4;
     if (part == 0) {
       words_ = by_element(philox16(counter_, d_.seed));
-      counter_[0] += 16;
+      counter_[0] += splat(16u);
     }
-    return select(words_.w[part] >= threshold_, v * splat(scale_), f16x{});
+    return select(less(words_.w[part], splat(threshold_)), f16x{}, v * splat(scale_));
   }
 
  private:

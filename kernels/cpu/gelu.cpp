@@ -33,7 +33,7 @@ struct ErfCurve {
     const f16x p = polynomial(t, 0.5f * 1.061405429f, 0.5f * -1.453152027f, 0.5f * 1.421413741f, 0.5f * -0.284496736f,
                               0.5f * 0.254829592f);
     const f16x tail = p * t * e;
-    const f16x phi = select(x < f16x{}, tail, splat(1.0f) - tail);
+    const f16x phi = select(less(x, f16x{}), tail, splat(1.0f) - tail);
     return {phi, phi + x * e * splat(0.3989422804f)};
   }
 };

@@ -36,7 +36,7 @@ struct Tail {
   }
   [[gnu::always_inline]] f16x or_else(f16x v,
                                       float missing) const {  // v, with another value in the lanes that do not exist
-    return select(lane_order < static_cast<std::int32_t>(n), v, splat(missing));
+    return select(less(cpu::load(lane_order), splat(static_cast<std::int32_t>(n))), v, splat(missing));
   }
 };
 

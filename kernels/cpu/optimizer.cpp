@@ -9,13 +9,16 @@
 namespace onescale::cpu::inline ONESCALE_ISA {
 namespace {
 
-[[gnu::always_inline]] inline f16x square_root(f16x v) {
-  float a[lanes];
-  std::memcpy(a, &v, sizeof a);
-#pragma omp simd
-  for (int i = 0; i < lanes; ++i) a[i] = __builtin_sqrtf(a[i]);
-  std::memcpy(&v, a, sizeof a);
-  return v;
+[[gnu::always_inline]] inline f16x square_root(const f16x& v) {
+  return each_register<f16x>(
+      [](vec x) __attribute__((always_inline)) {
+#if defined(__AVX512F__)
+        return std::bit_cast<vec>(_mm512_maskz_sqrt_ps(0xffff, std::bit_cast<__m512>(x)));
+#else
+        return std::bit_cast<vec>(_mm256_sqrt_ps(std::bit_cast<__m256>(x)));
+#endif
+      },
+      v);
 }
 
 // update(i, part) returns the new weights at i, which are stored in w and, rounded, in `compute` where there is one.

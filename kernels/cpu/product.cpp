@@ -174,13 +174,14 @@ class Part {
     float sums[tile_rows * tile_columns];
     tile(s, sums, tile_columns, nullptr, 0);
     for (int64_t r = 0; r < height; ++r) {
-      for (int64_t l = 0; l < columns; ++l) {
-        const float x = sums[r * tile_columns + l] + (add == nullptr ? 0.0f : add[r * add_row + l]);
+      each_vector(columns, [&](int64_t l, auto part) {
+        f16x x = load(sums + r * tile_columns + l);
+        if (add != nullptr) x += part.load(add + r * add_row + l);
         if (rounded)
-          put(static_cast<bf16*>(c_)[(i + r) * product_.N + j + l], x);
+          part.store(static_cast<bf16*>(c_) + (i + r) * product_.N + j + l, x);
         else
-          out[r * result_row_ + l] = x;
-      }
+          part.store(out + r * result_row_ + l, x);
+      });
     }
   }
 

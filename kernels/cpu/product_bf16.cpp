@@ -36,7 +36,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   const auto mask = static_cast<__mmask16>(lanes_ >= 16 ? 0xffff : lanes_ <= 0 ? 0 : (1 << lanes_) - 1);
   const __m256i even = k_left > 0 ? _mm256_maskz_loadu_epi16(mask, p) : __m256i{};
   const __m256i odd = k_left > 1 ? _mm256_maskz_loadu_epi16(mask, p + step) : __m256i{};
-  return std::bit_cast<vec>(widen(std::bit_cast<h16x>(even)) | widen(std::bit_cast<h16x>(odd)) << 16);
+  return as<f16x>(widen(std::bit_cast<h16x>(even)) | widen(std::bit_cast<h16x>(odd)) << 16).part[0];
 }
 
 // sum + the products of pairs, by assembly for the same reason as in product.cpp.

@@ -54,7 +54,7 @@ void total(double* out, const float* x, std::int64_t n, double* partial, Write w
     d16x sum[4] = {};
     each_vector_of_4(std::min(total_block, n - b * total_block), [&](std::int64_t i, auto part, int k) {
       __builtin_prefetch(from + i + total_ahead);
-      sum[k] += term(__builtin_convertvector(part.load(from + i), d16x));
+      sum[k] += term(to_double(part.load(from + i)));
     });
     const d16x all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     double lane[lanes];

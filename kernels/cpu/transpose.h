@@ -7,11 +7,6 @@
 
 namespace onescale::cpu::inline ONESCALE_ISA {
 
-// A vector of one register: what is wider would be taken apart and kept in memory.
-inline constexpr int width = register_bytes / 4;
-typedef float vec __attribute__((vector_size(register_bytes)));
-typedef std::uint32_t uvec __attribute__((vector_size(register_bytes)));
-
 [[gnu::always_inline]] inline vec get(const float* p) {
   vec v;
   std::memcpy(&v, p, sizeof v);

@@ -9,14 +9,10 @@ namespace onescale::cpu::inline ONESCALE_ISA {
 
 // Of one register.
 typedef std::uint64_t Wide __attribute__((vector_size(register_bytes)));
-inline constexpr int parts = 64 / register_bytes;
 
 // The words of sixteen draws.
 struct Philox16 {
   u16x w[4];
-};
-struct Philox16Parts {
-  uvec w[4][parts];
 };
 
 // The low halves of the lanes multiplied; the high halves are ignored.
@@ -29,14 +25,13 @@ struct Philox16Parts {
 }
 
 [[gnu::always_inline]] inline Philox16 philox16(const u16x (&counter)[4], std::uint64_t key) {
-  const auto from = std::bit_cast<Philox16Parts>(counter);
-  Philox16Parts draw;
-  for (int part = 0; part < parts; ++part) {
+  Philox16 draw;
+  for (int part = 0; part < u16x::count; ++part) {
     // The even and the odd counters, each word in the low half of a 64-bit lane; what stands in the high half takes
     // part in nothing.
     Wide c[4][2];
     for (int i = 0; i < 4; ++i) {
-      c[i][0] = std::bit_cast<Wide>(from.w[i][part]);
+      c[i][0] = std::bit_cast<Wide>(counter[i].part[part]);
       c[i][1] = c[i][0] >> 32;
     }
     std::uint64_t k0 = key & 0xffffffffu, k1 = key >> 32;
@@ -52,25 +47,24 @@ struct Philox16Parts {
       }
       k0 += 0x9E3779B9, k1 += 0xBB67AE85;  // the carry into the high half is ignored like the rest of it
     }
-    for (int i = 0; i < 4; ++i) draw.w[i][part] = std::bit_cast<uvec>((c[i][0] & 0xffffffffu) | c[i][1] << 32);
+    for (int i = 0; i < 4; ++i) draw.w[i].part[part] = std::bit_cast<uvec>((c[i][0] & 0xffffffffu) | c[i][1] << 32);
   }
-  return std::bit_cast<Philox16>(draw);
+  return draw;
 }
 
 // The order of sixteen consecutive groups in the lanes of a draw from which by_element() needs the fewest moves.
-inline constexpr u16x group_order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+inline constexpr std::uint32_t group_order[lanes] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
 
 // The 64 words of a draw whose counter[0] is first_group + group_order, in the order of the elements they serve: lane l
 // of out.w[i] is for element 4 * first_group + 16 * i + l.
-[[gnu::always_inline]] inline Philox16 by_element(const Philox16& draw) {
-  auto by_part = std::bit_cast<Philox16Parts>(draw);
-  for (int part = 0; part < parts; ++part) {
+[[gnu::always_inline]] inline Philox16 by_element(Philox16 draw) {
+  for (int part = 0; part < u16x::count; ++part) {
     uvec w[4];
-    for (int i = 0; i < 4; ++i) w[i] = by_part.w[i][part];
+    for (int i = 0; i < 4; ++i) w[i] = draw.w[i].part[part];
     transpose_quarters(w);
-    for (int i = 0; i < 4; ++i) by_part.w[i][part] = w[i];
+    for (int i = 0; i < 4; ++i) draw.w[i].part[part] = w[i];
   }
-  return std::bit_cast<Philox16>(by_part);
+  return draw;
 }
 
 }  // namespace onescale::cpu::inline ONESCALE_ISA
